@@ -1,0 +1,1 @@
+"""Tensor side: programs, weights, backends. Knows nothing of HTTP, JSON, text or users."""

@@ -1,0 +1,1 @@
+"""Megakernel server: HTTP, text and scheduling. Knows nothing of tensors."""

@@ -1,0 +1,90 @@
+"""Every error that a client can see, and the one table from exception to (status, OpenAI error body).
+
+Must not know: FastAPI. Each message carries the value, the limit and the remedy.
+"""
+
+from __future__ import annotations
+
+
+class MegakernelError(Exception):
+    """Base of all errors that this server raises on purpose."""
+
+
+class ConfigError(MegakernelError):
+    """The operator's settings cannot be used. Shown at start-up, exit code 2."""
+
+
+class ModelError(MegakernelError):
+    """A model file cannot be served; the message names the file and the tensor or key."""
+
+
+class ApiError(MegakernelError):
+    """An error with an HTTP status and an OpenAI error body `{"error": {message, type, param, code}}`."""
+
+    status = 500
+    type = "server_error"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(ApiError):
+    """400: the request cannot be honoured as it stands."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class Unauthorized(ApiError):
+    """401: no key, or a wrong one."""
+
+    status = 401
+    type = "authentication_error"
+
+
+class NotFound(ApiError):
+    """404: no such route or model."""
+
+    status = 404
+    type = "not_found_error"
+
+
+class MethodNotAllowed(ApiError):
+    """405."""
+
+    status = 405
+    type = "invalid_request_error"
+
+
+class TooLarge(ApiError):
+    """413: the body is over the limit."""
+
+    status = 413
+    type = "invalid_request_error"
+
+
+class Overloaded(ApiError):
+    """429: the queue is full; carries Retry-After."""
+
+    status = 429
+    type = "rate_limit_error"
+
+
+class NotReady(ApiError):
+    """503: loading, draining or restarting; carries Retry-After."""
+
+    status = 503
+    type = "service_unavailable_error"
+
+
+class EngineFault(ApiError):
+    """500: the engine lost the request."""
+
+    status = 500
+    type = "server_error"
