@@ -29,6 +29,11 @@ class RuntimeFault(Exception):
     """The device or backend failed and its slots are lost; the engine must rebuild the runtime."""
 
 
+class ModelError(Exception):
+    """The model's files cannot be served: unsupported, incomplete or damaged. Loading again will not help; the message
+    names the file and the key or tensor."""
+
+
 class CapacityError(Exception):
     """The model does not fit the machine; the message names what was needed and what there is."""
 
