@@ -1,0 +1,1 @@
+"""Model families and their configurations: from foreign files to `ModelConfig`. No tensors, no devices."""
