@@ -1,0 +1,40 @@
+"""`megakernel bench ...`: runs the measurements of benchmarks/, which come with a clone of the repository.
+
+Each is a script of its own process, so that what it measures is not warmed or slowed by this one.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import typer
+
+from server.errors import ConfigError
+
+bench = typer.Typer(
+    help="Measure this machine: each prints a table and one JSON line.", no_args_is_help=True, rich_markup_mode="rich"
+)
+
+_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@bench.command("cpu", context_settings=_PASSED_ON)
+def cpu(context: typer.Context) -> None:
+    """The cpu backend against Hugging Face generate: decode, batching, HTTP overhead. `bench cpu --help` for options."""
+    _run("cpu.py", context.args)
+
+
+@bench.command("startup", context_settings=_PASSED_ON)
+def startup(context: typer.Context) -> None:
+    """Seconds from `megakernel serve` to ready. `bench startup --help` for options."""
+    _run("startup.py", context.args)
+
+
+def _run(name: str, arguments: list[str]) -> None:
+    """Run a benchmark and end with its exit code. Raises ConfigError where benchmarks/ is not at hand."""
+    script = Path(__file__).parents[2] / "benchmarks" / name
+    if not script.is_file():
+        raise ConfigError(f"{script} does not exist; benchmarks run from a clone of the repository")
+    raise typer.Exit(subprocess.run([sys.executable, str(script), *arguments], check=False).returncode)
