@@ -166,9 +166,10 @@ def load_settings(flags: Mapping[str, object]) -> Settings:
         if name.upper().startswith(ENV_PREFIX) and not _is_service_link(name, os.environ[name]):
             _check_known(name[len(ENV_PREFIX) :].lower(), known, f"environment variable {name}")
     chosen = flags.get("config") or os.environ.get(f"{ENV_PREFIX}CONFIG")
+    in_files = tuple(name for name in known if name != "config")  # a file does not name another
     for path in config_files(str(chosen) if chosen else None):
         for key in _read_toml(path):
-            _check_known(key, known, f"{path}: setting {key!r}")
+            _check_known(key, in_files, f"{path}: setting {key!r}")
     try:
         return Settings(**dict(flags))  # pyright: ignore[reportArgumentType] (checked by pydantic just here)
     except ValidationError as error:
