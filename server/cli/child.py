@@ -22,6 +22,7 @@ import msgspec
 
 from server.errors import MegakernelError
 
+SERVE = (sys.executable, "-m", "server.cli", "serve")
 READY_WITHIN_S = 600.0  # a first start may fetch gigabytes
 STOP_WITHIN_S = 10.0
 
@@ -39,16 +40,16 @@ class ChildServer:
 
 
 @contextmanager
-def child_server(arguments: tuple[str, ...], on_phase: Callable[[str], None]) -> Generator[ChildServer]:
+def child_server(
+    arguments: tuple[str, ...], on_phase: Callable[[str], None], program: tuple[str, ...] = SERVE
+) -> Generator[ChildServer]:
     """Run `megakernel serve *arguments` on a free loopback port; `on_phase` is told what it is doing meanwhile.
 
     Yields once it is ready; ends it on leaving. Raises ChildError with the child's last words.
     """
     key = secrets.token_urlsafe(24)
-    command = [sys.executable, "-m", "server.cli", "serve", *arguments]
-    command += ["--host", "127.0.0.1", "--port", "0", "--log-format", "json"]
     process = subprocess.Popen(
-        command,
+        [*program, *arguments, "--host", "127.0.0.1", "--port", "0", "--log-format", "json"],
         env={**os.environ, "MEGAKERNEL_API_KEY": key},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
