@@ -18,10 +18,10 @@ from megakernel_runtime.interface import ModelError
 _MAX_ENTRIES = 1 << 17  # metadata pairs, tensors; the largest published files have some thousands
 _MAX_NAME_BYTES = 1 << 16
 _MAX_DIMENSIONS = 4
+_MAX_VECTOR_BYTES = 1 << 16
 _STRING, _ARRAY = 8, 9
-_SCALARS = {  # value type -> struct code
-    **{0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"},
-}
+# Value type -> struct code: u8, i8, u16, i16, u32, i32, f32, bool; u64, i64, f64.
+_SCALARS = {kind: "<" + code for kind, code in [*enumerate("BbHhIif?"), (10, "Q"), (11, "q"), (12, "d")]}
 
 
 class GgufError(ModelError):
@@ -80,12 +80,13 @@ class GgufFile:
     data: mmap.mmap
 
     def floats(self, name: str) -> tuple[float, ...] | None:
-        """Return the values of a small F32 tensor, None if there is none of that name; GgufError if it is no F32."""
+        """Return the values of a small F32 vector, None if there is none of that name; GgufError if it is none."""
         tensor = self.tensors.get(name)
         if tensor is None:
             return None
-        if tensor.type.name != "F32":
-            raise GgufError(f"{self.path}: tensor '{name}' is {tensor.type.name}; supported: F32")
+        if tensor.type.name != "F32" or tensor.n_bytes > _MAX_VECTOR_BYTES:
+            held = f"is {tensor.type.name} {tensor.shape}"
+            raise GgufError(f"{self.path}: tensor '{name}' {held}; supported: F32, at most {_MAX_VECTOR_BYTES} bytes")
         return struct.unpack_from(f"<{tensor.n_bytes // 4}f", self.data, tensor.offset)
 
 

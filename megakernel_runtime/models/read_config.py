@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from megakernel_runtime.models.config import ModelConfig, RopeScaling
+from megakernel_runtime.models.config import ModelConfig
 from megakernel_runtime.models.family import Family
 from megakernel_runtime.models.fields import ConfigError, Fields
 from megakernel_runtime.models.gguf_file import GgufFile, is_gguf, open_gguf
@@ -106,7 +106,8 @@ def from_gguf(file: GgufFile) -> ModelConfig:
     architecture = fields.text("general.architecture")
     family = next((f for f in FAMILIES if f.gguf_architecture == architecture), None)
     if family is None:
-        raise fields.error("general.architecture", ", ".join(f.gguf_architecture for f in FAMILIES if f.gguf_architecture))
+        known = (f.gguf_architecture for f in FAMILIES)
+        raise fields.error("general.architecture", ", ".join(name for name in known if name))
     p = architecture + "."
     hidden, heads = fields.integer(p + "embedding_length"), fields.integer(p + "attention.head_count")
     head_dim = fields.integer(p + "attention.key_length", hidden // heads)
@@ -125,7 +126,7 @@ def from_gguf(file: GgufFile) -> ModelConfig:
             norm_eps=fields.number(p + "attention.layer_norm_rms_epsilon"),
             rope_theta=theta,
             max_position=fields.integer(p + "context_length"),
-            rope_scaling=_gguf_scaling(file, fields, p, theta, head_dim),
+            rope_scaling=gguf_scaling(fields, p, theta, head_dim, file.floats("rope_freqs.weight")),
             tied_embeddings=family.gguf_name("lm_head") not in file.tensors,
             qkv_bias=family.qkv_bias,
             qk_norm=family.qk_norm,
@@ -160,11 +161,6 @@ def _gguf_vocab_size(file: GgufFile, fields: Fields, family: Family) -> int:
     if tensor.shape[0] > _MAX_WIDTH:
         raise ConfigError(f"{fields.source}: tensor '{name}' has {tensor.shape[0]} rows; the limit is {_MAX_WIDTH}")
     return tensor.shape[0]
-
-
-def _gguf_scaling(file: GgufFile, fields: Fields, p: str, theta: float, head_dim: int) -> RopeScaling | None:
-    factors = file.floats("rope_freqs.weight")
-    return gguf_scaling(fields, p, theta, head_dim, factors)
 
 
 def _gguf_ends(fields: Fields) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from megakernel_runtime.models.config import RopeScaling
-from megakernel_runtime.models.fields import Fields
+from megakernel_runtime.models.fields import ConfigError, Fields
 
 _KINDS = "default, linear, llama3"
 
@@ -58,12 +58,19 @@ def gguf_scaling(
     if factors is None:
         return None
     original = fields.integer(prefix + "rope.scaling.original_context_length", 8192)
-    scaling = RopeScaling("llama3", max(factors, default=math.nan), 1.0, 4.0, original)
-    expected = llama3_factors(scaling, theta, head_dim)
-    if len(factors) != len(expected) or not all(map(lambda a, b: math.isclose(a, b, rel_tol=1e-4), factors, expected)):
-        what = "tensor rope_freqs.weight does not follow Llama 3's rule with low and high frequency factors 1 and 4"
-        raise fields.error(prefix + "rope.scaling.type", f"{what} and {original} original positions")
+    scaling = RopeScaling("llama3", max(factors), 1.0, 4.0, original)
+    if (
+        len(factors) != head_dim // 2
+        or not 1 <= scaling.factor < math.inf
+        or not all(map(_close, factors, llama3_factors(scaling, theta, head_dim)))
+    ):
+        rule = f"Llama 3's rule with low and high frequency factors 1 and 4 and {original} original positions"
+        raise ConfigError(f"{fields.source}: tensor 'rope_freqs.weight' holds other values than {rule}")
     return scaling
+
+
+def _close(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-4)
 
 
 def llama3_factors(scaling: RopeScaling, theta: float, head_dim: int) -> list[float]:
