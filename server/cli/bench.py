@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -17,7 +18,7 @@ bench = typer.Typer(
     help="Measure this machine: each prints a table and one JSON line.", no_args_is_help=True, rich_markup_mode="rich"
 )
 
-_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+_PASSED_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 @bench.command("cpu", context_settings=_PASSED_ON)
