@@ -23,13 +23,13 @@ _PASSED_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options"
 
 @bench.command("cpu", context_settings=_PASSED_ON)
 def cpu(context: typer.Context) -> None:
-    """The cpu backend against Hugging Face generate: decode, batching, HTTP overhead. `bench cpu --help` for options."""
+    """The cpu backend against Hugging Face generate: decode, batching, HTTP overhead. Options: bench cpu --help."""
     _run("cpu.py", context.args)
 
 
 @bench.command("startup", context_settings=_PASSED_ON)
 def startup(context: typer.Context) -> None:
-    """Seconds from `megakernel serve` to ready. `bench startup --help` for options."""
+    """Seconds from `megakernel serve` to ready. Options: bench startup --help."""
     _run("startup.py", context.args)
 
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from server.cli.console import err, out
 
 PROBE_WITHIN_S = 120.0
-_MARKS = {"ok": "[green]✓[/green]", "note": "[yellow]–[/yellow]", "no": "[red]✗[/red]"}
+_MARKS = {"ok": "[green]✓[/green]", "note": "[yellow]•[/yellow]", "no": "[red]✗[/red]"}
 
 
 class Finding(msgspec.Struct, frozen=True):
