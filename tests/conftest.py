@@ -1,4 +1,4 @@
-"""Fixtures of all tests: the default model's file, and tiny random Hugging Face models of every family.
+"""Fixtures of all tests: the default model's file, tiny random Hugging Face models of every family, GGUF files of them.
 
 Must not know: how a model is served.
 """
@@ -83,3 +83,67 @@ def tiny_model() -> Callable[..., PreTrainedModel]:
         return model
 
     return make
+
+
+@pytest.fixture(scope="session")
+def write_gguf() -> Callable[..., Path]:
+    """Return a writer of GGUF files: write_gguf(path, model, kind="F32", embed_kind=..., keys={...}, extra={...}).
+
+    Names come from llama.cpp's own tables, rows are reordered as its converter does, matrices are quantised to `kind`.
+    `keys` are further metadata (after the architecture's prefix), `extra` further F32 tensors.
+    """
+
+    def write(
+        path: Path,
+        model: PreTrainedModel,
+        *,
+        kind: str = "F32",
+        embed_kind: str | None = None,
+        keys: dict[str, float | str] | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> Path:
+        import gguf
+
+        c = model.config
+        arch = {"mistral": "llama"}.get(c.model_type, c.model_type)
+        writer = gguf.GGUFWriter(path, arch)
+        head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+        writer.add_block_count(c.num_hidden_layers)
+        writer.add_context_length(c.max_position_embeddings)
+        writer.add_embedding_length(c.hidden_size)
+        writer.add_feed_forward_length(c.intermediate_size)
+        writer.add_head_count(c.num_attention_heads)
+        writer.add_head_count_kv(c.num_key_value_heads)
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+        writer.add_rope_dimension_count(head_dim)
+        writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+        writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+        writer.add_bos_token_id(c.bos_token_id)
+        writer.add_eos_token_id(c.eos_token_id)
+        writer.add_token_list([f"<{i}>" for i in range(c.vocab_size)])
+        for key, value in (keys or {}).items():
+            add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+            add(f"{arch}.{key}" if "general." not in key and "tokenizer." not in key and "split." not in key else key, value)
+        architecture = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+        names = gguf.get_tensor_name_map(architecture, c.num_hidden_layers)
+        for hf_name, parameter in model.named_parameters():
+            values = parameter.detach().numpy()
+            if arch == "llama" and hf_name.endswith(("q_proj.weight", "k_proj.weight")):
+                heads = values.shape[0] // head_dim
+                values = values.reshape(heads, 2, head_dim // 2, -1).swapaxes(1, 2).reshape(values.shape)
+            stem, _, suffix = hf_name.rpartition(".")
+            chosen = "F32" if values.ndim == 1 else (embed_kind or kind) if "embed" in stem else kind
+            quantised = gguf.GGMLQuantizationType[chosen]
+            writer.add_tensor(
+                f"{names.get_name(stem)}.{suffix}", gguf.quants.quantize(values, quantised), raw_dtype=quantised
+            )
+        for name, values in (extra or {}).items():
+            writer.add_tensor(name, values)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    return write
