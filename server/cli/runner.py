@@ -9,14 +9,16 @@ import asyncio
 import logging
 import signal
 import socket
+from contextlib import ExitStack
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
 from fastapi import FastAPI
 from typing_extensions import override
 
 from server.cli.startup import Display
-from server.engine.client import EngineClient
+from server.engine.messages import Hello, Loading
 from server.errors import ConfigError, MegakernelError
 from server.plan import ServePlan
 
@@ -24,6 +26,34 @@ logger = logging.getLogger(__name__)
 
 CLOSE_WITHIN_S = 5  # after the drain, for responses whose last bytes are on their way
 LOOK_EVERY_S = 0.05
+
+
+class Engine(Protocol):
+    """What is asked of `server.engine.client.EngineClient`."""
+
+    @property
+    def state(self) -> str:
+        """loading, ready, draining, restarting or failed."""
+        ...
+
+    @property
+    def hello(self) -> Hello | None:
+        """What is served, once it is."""
+        ...
+
+    @property
+    def loading(self) -> Loading | None:
+        """How far loading is, while it is."""
+        ...
+
+    @property
+    def failure(self) -> str | None:
+        """Why it failed, once it did."""
+        ...
+
+    async def drain(self, timeout_s: float) -> None:
+        """Admit nothing more and return when nothing runs, or at the timeout."""
+        ...
 
 
 class EngineFailed(MegakernelError):
@@ -34,18 +64,20 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a bound socket, so that a taken port is told before a model is loaded. Raises ConfigError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        with ExitStack() as stack:
+            listener = stack.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            stack.pop_all()  # bound: its closing is the caller's now
+            return listener
     except OSError as error:
         remedy = "; choose another with --port, or 0 for a free one" if port else ""
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}{remedy}") from None
-    return listener
 
 
 def url_of(listener: socket.socket) -> str:
     """Return where this machine's own clients reach the server."""
-    host, port = listener.getsockname()[:2]
+    host, port = str(listener.getsockname()[0]), int(listener.getsockname()[1])
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (compared, not bound)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -53,7 +85,7 @@ def url_of(listener: socket.socket) -> str:
 class DrainingServer(uvicorn.Server):
     """Exits with 0 on SIGTERM or SIGINT, after running requests have ended; at once on the second signal."""
 
-    def __init__(self, config: uvicorn.Config, engine: EngineClient, drain_seconds: float) -> None:
+    def __init__(self, config: uvicorn.Config, engine: Engine, drain_seconds: float) -> None:
         super().__init__(config)
         self._engine = engine
         self._drain_seconds = drain_seconds
@@ -80,7 +112,7 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = True
 
 
-def run(app: FastAPI, engine: EngineClient, plan: ServePlan, listener: socket.socket, display: Display) -> None:
+def run(app: FastAPI, engine: Engine, plan: ServePlan, listener: socket.socket, display: Display) -> None:
     """Serve until a signal ends it. Raises EngineFailed when the engine cannot come up the first time."""
     config = uvicorn.Config(
         app,
@@ -95,7 +127,7 @@ def run(app: FastAPI, engine: EngineClient, plan: ServePlan, listener: socket.so
 
 
 async def _serve(
-    server: DrainingServer, engine: EngineClient, plan: ServePlan, listener: socket.socket, display: Display
+    server: DrainingServer, engine: Engine, plan: ServePlan, listener: socket.socket, display: Display
 ) -> None:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     failure = await _watch(engine, serving, display)
@@ -108,7 +140,7 @@ async def _serve(
         raise EngineFailed(failure)
 
 
-async def _watch(engine: EngineClient, serving: asyncio.Task[None], display: Display) -> str | None:
+async def _watch(engine: Engine, serving: asyncio.Task[None], display: Display) -> str | None:
     """Show the engine's loading until it is ready or serving has ended; return why it failed, if it did."""
     while not serving.done() and engine.state in ("loading", "restarting"):
         if engine.loading is not None:

@@ -23,8 +23,7 @@ def serve(flags: dict[str, object]) -> None:
     settings = load_settings(flags)
     log_format = effective_log_format(settings)
     configure(settings.log_level, log_format)
-    listener = listen(settings.host, settings.port)
-    with make_display(log_format, err) as display:
+    with listen(settings.host, settings.port) as listener, make_display(log_format, err) as display:
         plan = resolve(settings, display)
         app = build_app(plan)
         run(app, app.state.engine, plan, listener, display)
