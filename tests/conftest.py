@@ -45,7 +45,9 @@ def real_model_path() -> Path:
     if named:
         pytest.fail(f"MEGAKERNEL_TEST_MODEL names {named}, which is no file")
     if os.environ.get("MEGAKERNEL_OFFLINE"):
-        pytest.skip(f"{DEFAULT_MODEL} is not cached and MEGAKERNEL_OFFLINE is set; run `megakernel pull {DEFAULT_MODEL}`")
+        pytest.skip(
+            f"{DEFAULT_MODEL} is not cached and MEGAKERNEL_OFFLINE is set; run `megakernel pull {DEFAULT_MODEL}`"
+        )
     catalog = importlib.import_module("server.catalog")
     return catalog.resolve(DEFAULT_MODEL, cache_dir=_cache_dir(), progress=lambda *_: None)
 
@@ -124,7 +126,10 @@ def write_gguf() -> Callable[..., Path]:
         writer.add_token_list([f"<{i}>" for i in range(c.vocab_size)])
         for key, value in (keys or {}).items():
             add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
-            add(f"{arch}.{key}" if "general." not in key and "tokenizer." not in key and "split." not in key else key, value)
+            add(
+                f"{arch}.{key}" if "general." not in key and "tokenizer." not in key and "split." not in key else key,
+                value,
+            )
         architecture = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
         names = gguf.get_tensor_name_map(architecture, c.num_hidden_layers)
         for hf_name, parameter in model.named_parameters():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal, overload
 
 import torch
 
@@ -25,6 +26,19 @@ Weights = dict[str, torch.Tensor | QuantizedTensor]
 _DERIVED = (".rotary_emb.inv_freq", "rope_freqs.weight")
 
 
+@overload
+def load_weights(
+    path: Path,
+    config: ModelConfig,
+    *,
+    progress: Progress,
+    keep_quantized: Literal[False] = False,
+    dtype: torch.dtype | None = None,
+) -> dict[str, torch.Tensor]: ...
+@overload
+def load_weights(
+    path: Path, config: ModelConfig, *, progress: Progress, keep_quantized: bool, dtype: torch.dtype | None = None
+) -> Weights: ...
 def load_weights(
     path: Path,
     config: ModelConfig,
@@ -32,7 +46,7 @@ def load_weights(
     progress: Progress,
     keep_quantized: bool = False,
     dtype: torch.dtype | None = None,
-) -> Weights:
+) -> Weights | dict[str, torch.Tensor]:
     """Return the weights in `path` (Hugging Face directory or GGUF file): exactly the keys of `config.weight_shapes()`.
 
     Tensors are on the CPU, as stored and as views of the mapped file where `dtype` is None or the stored one, else

@@ -50,7 +50,15 @@ def test_what_the_package_writes_is_read(tmp_path, alignment):
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
     if alignment:
         writer.add_custom_alignment(alignment)
-    scalars = {"uint8": 200, "int8": -3, "uint16": 60000, "int16": -300, "uint32": 1 << 31, "int32": -5, "uint64": 1 << 63}
+    scalars = {
+        "uint8": 200,
+        "int8": -3,
+        "uint16": 60000,
+        "int16": -300,
+        "uint32": 1 << 31,
+        "int32": -5,
+        "uint64": 1 << 63,
+    }
     for kind, value in scalars.items():
         getattr(writer, f"add_{kind}")(f"a.{kind}", value)
     writer.add_int64("a.int64", -(1 << 40))
@@ -145,13 +153,13 @@ VALID = container(
 
 @given(content=st.binary(max_size=400) | st.binary(max_size=200).map(lambda tail: VALID[:24] + tail))
 @example(content=VALID)
-@settings(max_examples=200, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_are_read_or_refused(tmp_path, content):
     check_bounded(tmp_path, content)
 
 
 @given(position=st.integers(0, len(VALID) - 1), patch=st.binary(min_size=1, max_size=9))
-@settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_damage_is_read_or_refused(tmp_path, position, patch):
     check_bounded(tmp_path, VALID[:position] + patch + VALID[position + len(patch) :])
 

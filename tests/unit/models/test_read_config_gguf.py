@@ -15,7 +15,9 @@ from megakernel_runtime.models.gguf_file import GgufError
 from megakernel_runtime.models.read_config import read_config
 
 
-@pytest.mark.parametrize(("name", "architecture"), [("llama", "llama"), ("mistral", "llama"), ("qwen2", "qwen2"), ("qwen3", "qwen3")])
+@pytest.mark.parametrize(
+    ("name", "architecture"), [("llama", "llama"), ("mistral", "llama"), ("qwen2", "qwen2"), ("qwen3", "qwen3")]
+)
 @pytest.mark.parametrize("tied", [False, True])
 def test_every_family(tmp_path, tiny_model, write_gguf, name, architecture, tied):
     model = tiny_model(name, tie_word_embeddings=tied, rms_norm_eps=2**-10, head_dim=32)
@@ -88,7 +90,12 @@ def transformers_factors(scaling: dict[str, float], theta: float, head_dim: int)
 
 @pytest.mark.parametrize(("factor", "theta", "head_dim"), [(8.0, 5e5, 128), (32.0, 5e5, 64), (1.0, 1e4, 64)])
 def test_llama3_scaling_is_found_again_from_its_factors(tmp_path, tiny_model, write_gguf, factor, theta, head_dim):
-    scaling = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    scaling = {
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
     model = tiny_model("llama", head_dim=head_dim, rope_parameters={"rope_type": "default", "rope_theta": theta})
     extra = {"rope_freqs.weight": transformers_factors(scaling, theta, head_dim)}
     config = read_config(write_gguf(tmp_path / "m.gguf", model, extra=extra))
@@ -144,7 +151,10 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path, tiny_model, write_gg
 def test_other_architectures_and_missing_tensors_are_refused_by_name(tmp_path):
     import gguf
 
-    for architecture, expected in (("gemma3", r"general\.architecture.*gemma3.*llama, qwen2, qwen3"), ("llama", "token_embd")):
+    for architecture, expected in (
+        ("gemma3", r"general\.architecture.*gemma3.*llama, qwen2, qwen3"),
+        ("llama", "token_embd"),
+    ):
         writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)
         writer.add_embedding_length(64)
         writer.add_head_count(4)

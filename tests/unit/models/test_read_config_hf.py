@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from transformers import AutoConfig
 
-from megakernel_runtime.models.config import RopeScaling
+from megakernel_runtime.models.config import ModelConfig, RopeScaling
 from megakernel_runtime.models.fields import ConfigError
 from megakernel_runtime.models.read_config import read_config
 from megakernel_runtime.models.registry import FAMILIES, family
@@ -99,7 +101,11 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
         ({"rope_theta": 2e4, "rope_scaling": None}, 2e4, None),
         ({"rope_theta": 2e4, "rope_scaling": {"type": "linear", "factor": 2}}, 2e4, RopeScaling("linear", 2.0)),
         ({"rope_parameters": {"rope_type": "linear", "factor": 4.0}}, 1e4, RopeScaling("linear", 4.0)),
-        ({"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}}, 5e5, RopeScaling("llama3", 8.0, 1.0, 4.0, 64)),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+            5e5,
+            RopeScaling("llama3", 8.0, 1.0, 4.0, 64),
+        ),
         (
             {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
             5e5,
@@ -131,7 +137,9 @@ def test_window_of_qwen(tmp_path, name, changes, window):
     assert config.sliding_window == window
 
 
-@pytest.mark.parametrize(("given", "window"), [({"sliding_window": 7}, 7), ({"sliding_window": None}, None), ({}, 4096)])
+@pytest.mark.parametrize(
+    ("given", "window"), [({"sliding_window": 7}, 7), ({"sliding_window": None}, None), ({}, 4096)]
+)
 def test_window_of_mistral(tmp_path, given, window):
     assert read_config(write(tmp_path, minimal("mistral", **given))).sliding_window == window
 
@@ -142,7 +150,13 @@ def test_llama_has_no_window_whatever_the_file_says(tmp_path):
 
 @pytest.mark.parametrize(
     ("generation", "ends"),
-    [(None, (2,)), ({}, (2,)), ({"eos_token_id": [7, 9]}, (7, 9)), ({"eos_token_id": 7}, (7,)), ({"eos_token_id": None}, (2,))],
+    [
+        (None, (2,)),
+        ({}, (2,)),
+        ({"eos_token_id": [7, 9]}, (7, 9)),
+        ({"eos_token_id": 7}, (7,)),
+        ({"eos_token_id": None}, (2,)),
+    ],
 )
 def test_generation_config_names_the_ends(tmp_path, generation, ends):
     assert read_config(write(tmp_path, minimal("llama"), generation)).eos_token_ids == ends
@@ -217,3 +231,38 @@ def test_a_directory_without_config_is_an_error(tmp_path):
         read_config(tmp_path)
     with pytest.raises(ConfigError, match=r"no config\.json"):
         read_config(tmp_path / "nowhere")
+
+
+ANY_KEY = st.sampled_from(
+    [
+        *REQUIRED,
+        *(
+            "architectures",
+            "num_key_value_heads",
+            "head_dim",
+            "rms_norm_eps",
+            "rope_theta",
+            "rope_scaling",
+            "rope_parameters",
+        ),
+        *("max_position_embeddings", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
+        *("tie_word_embeddings", "bos_token_id", "eos_token_id", "hidden_act", "model_type"),
+    ]
+)
+SCALARS = st.none() | st.booleans() | st.integers(-2, 40) | st.integers() | st.floats() | st.text(max_size=5)
+ROPE = st.dictionaries(
+    st.sampled_from(["rope_type", "type", "rope_theta", "factor", *LLAMA3]),
+    SCALARS | st.just("llama3") | st.just("linear"),
+)
+ANY_VALUE = SCALARS | st.lists(SCALARS, max_size=3) | ROPE
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@given(changes=st.dictionaries(ANY_KEY, ANY_VALUE, min_size=1, max_size=3))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_values_are_read_or_refused(tmp_path, name, changes):
+    try:
+        config, message = read_config(write(tmp_path, minimal(name, **changes), {"eos_token_id": None})), ""
+    except ConfigError as error:
+        config, message = None, str(error)
+    assert isinstance(config, ModelConfig) or "config.json" in message
