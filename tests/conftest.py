@@ -49,7 +49,7 @@ def real_model_path() -> Path:
             f"{DEFAULT_MODEL} is not cached and MEGAKERNEL_OFFLINE is set; run `megakernel pull {DEFAULT_MODEL}`"
         )
     catalog = importlib.import_module("server.catalog")
-    return catalog.resolve(DEFAULT_MODEL, cache_dir=_cache_dir(), progress=lambda *_: None)
+    return catalog.resolve(DEFAULT_MODEL, cache_dir=_cache_dir(), progress=lambda *_, **__: None)
 
 
 @pytest.fixture(scope="session")
