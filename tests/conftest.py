@@ -22,10 +22,20 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that needs the default model's weights."""
+    """Mark every test that needs the default model's weights, and skip GPU tests on a machine without a GPU."""
     for item in items:
         if "real_model_path" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.real_model)
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu and not _has_gpu():
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason="no CUDA GPU that PyTorch sees"))
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _cache_dir() -> Path:
