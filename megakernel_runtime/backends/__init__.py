@@ -1,0 +1,1 @@
+"""Runtimes: each runs plans on one kind of device. Must not know: requests, text, HTTP."""
