@@ -91,7 +91,7 @@ class Settings(BaseSettings):
         600.0, _LIMITS, "Longest life of a request, waiting included; 0: no bound.", ge=0
     )
     max_concurrent_per_key: int = _setting(0, _LIMITS, "Requests at once for one API key; 0: no bound.", ge=0)
-    max_queue_requests: int = _setting(256, _LIMITS, "Waiting requests beyond which new ones get 429.", ge=1)
+    max_queue_requests: int = _setting(256, _LIMITS, "Waiting requests beyond which new ones get 429.", ge=0)
     max_queue_tokens: int = _setting(1_000_000, _LIMITS, "Waiting prompt tokens beyond which new ones get 429.", ge=1)
 
     backend: Literal["auto", "megakernel", "graphs", "eager", "cpu", "fake"] = _setting(

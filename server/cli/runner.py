@@ -9,12 +9,12 @@ import asyncio
 import logging
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
-from fastapi import FastAPI
 from typing_extensions import override
 
 from server.cli.startup import Display
@@ -112,7 +112,7 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = True
 
 
-def run(app: FastAPI, engine: Engine, plan: ServePlan, listener: socket.socket, display: Display) -> None:
+def run(app: Callable[..., Any], engine: Engine, plan: ServePlan, listener: socket.socket, display: Display) -> None:
     """Serve until a signal ends it. Raises EngineFailed when the engine cannot come up the first time."""
     config = uvicorn.Config(
         app,
