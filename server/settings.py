@@ -218,7 +218,7 @@ def resolve(settings: Settings, progress: Progress) -> ServePlan:
     return ServePlan(
         host=settings.host,
         port=settings.port,
-        served_names=settings.served_model_name or (_name_of(settings.model),),
+        served_names=settings.served_model_name or _names_of(settings.model),
         model_path=model_path,
         runtime=_runtime_spec(settings, model_path),
         scheduler=SchedulerSettings(
@@ -266,10 +266,14 @@ def _runtime_spec(settings: Settings, model_path: Path) -> RuntimeSpec:
     )
 
 
-def _name_of(model: str) -> str:
-    """Return the name that requests use: a file's or directory's own, without the folders before it and .gguf."""
-    path = Path(model)
-    return path.resolve().name.removesuffix(".gguf") if path.expanduser().exists() else model
+def _names_of(model: str) -> tuple[str, ...]:
+    """Return the names that requests use: the catalogue's and the one asked for; a path's last part, without .gguf."""
+    from server.catalog import entries, find
+
+    path = Path(model).expanduser()
+    if entry := find(model, entries()):
+        return tuple(dict.fromkeys((entry.name, model)))
+    return (path.resolve().name.removesuffix(".gguf"),) if path.exists() else (model,)
 
 
 def _api_keys(settings: Settings) -> tuple[str, ...]:

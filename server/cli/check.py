@@ -57,10 +57,9 @@ def probe(module: str = "megakernel_runtime.probe") -> tuple[Finding, ...]:
 
 def cached_models() -> tuple[Finding, ...]:
     """Return one finding for each catalogue model that is on this machine, and one if none is."""
-    from server.cli.models import cached_entries
+    from server.cli.models import cached_names
 
-    names = [entry.name for entry in cached_entries()]
-    if names:
+    if names := cached_names():
         return (Finding("Models", "ok", f"on this machine: {', '.join(names)}"),)
     return (Finding("Models", "note", "none fetched yet", "the first `megakernel serve` fetches one"),)
 

@@ -15,17 +15,26 @@ from pydantic.fields import FieldInfo
 
 from server.settings import Settings
 
+POSITIONAL = "bare_argument"  # name of the parameter of an argument without a flag
 
-def settings_flags(command: Callable[[dict[str, object]], None], *, only: tuple[str, ...] = ()) -> Callable[..., None]:
+
+def settings_flags(
+    command: Callable[[dict[str, object]], None], *, only: tuple[str, ...] = (), positional: str = ""
+) -> Callable[..., None]:
     """Return `command` as a function with one keyword parameter for each setting (those in `only`, if given).
 
-    Typer reads the signature; `command` is called with the flags that were given, name -> value, and nothing else.
+    Typer reads the signature; `command` is called with the flags that were given, name -> value, and nothing else. The
+    setting `positional` can also be given without its flag; given both ways, the flag counts.
     """
 
     def run(**flags: object) -> None:
-        command({name: value for name, value in flags.items() if value is not None and value != []})
+        bare = {positional: flags.pop(POSITIONAL, None)}
+        given = {name: value for name, value in flags.items() if value is not None and value != []}
+        command({name: value for name, value in bare.items() if value is not None} | given)
 
     parameters = [_parameter(name, field) for name, field in Settings.model_fields.items() if not only or name in only]
+    if positional:
+        parameters.append(_argument(positional))
     run.__doc__ = command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess] (read by typer)
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -73,6 +82,12 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 def _help(field: FieldInfo) -> str:
     default = shown_default(field)
     return f"{field.description} [dim]\\[{default}][/dim]" if default else str(field.description)
+
+
+def _argument(name: str) -> inspect.Parameter:
+    help_text = f"Same as {flag_name(name)}."
+    annotation = Annotated[str | None, typer.Argument(metavar=name.upper(), help=help_text, show_default=False)]
+    return inspect.Parameter(POSITIONAL, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _flag_type(annotation: Any) -> Any:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from server.cli.console import size
 from server.engine.messages import Hello
 from server.plan import ServePlan
 
@@ -154,11 +155,6 @@ def describe(plan: ServePlan, hello: Hello) -> dict[str, str]:
         "prefix cache": "on" if plan.scheduler.prefix_cache else "off",
         "API keys": f"{len(plan.api_keys)}" if plan.api_keys else "none asked for",
     }
-
-
-def size(n_bytes: int) -> str:
-    """Return a size as people read it: 258 MiB, 1.4 GiB."""
-    return f"{n_bytes / 2**20:,.0f} MiB" if n_bytes < 2**30 else f"{n_bytes / 2**30:,.1f} GiB"
 
 
 def curl_line(plan: ServePlan, url: str) -> str:

@@ -14,9 +14,9 @@ say(level="info", event="phase started", phase="load")
 say(level="info", event="ready", url="http://127.0.0.1:4711", pid=os.getpid(), argv=sys.argv[1:])
 signal.sigwait([signal.SIGTERM])
 """
-DEAF = WELL.replace(
-    "signal.sigwait", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(file=sys.stderr)\nsignal.sigwait"
-).replace("[signal.SIGTERM]", "[signal.SIGUSR1]")
+DEAF = WELL.replace("def say", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ndef say").replace(
+    "[signal.SIGTERM]", "[signal.SIGUSR1]"
+)
 ERROR = (
     'import json, sys; print(json.dumps({"level": "error", "event": "no such model"}), file=sys.stderr); sys.exit(2)'
 )

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from megakernel_runtime.interface import RuntimeSpec
 from server.cli import startup
-from server.cli.startup import ConsoleDisplay, LogDisplay, curl_line, describe, make_display, size
+from server.cli.console import size
+from server.cli.startup import ConsoleDisplay, LogDisplay, curl_line, describe, make_display
 from server.engine.messages import Hello
 from server.plan import ServePlan
 from server.scheduling.settings import SchedulerSettings

@@ -217,9 +217,16 @@ class TestResolve:
             assert self.plan(**{"model": str(model_dir), name: value}) != default, name
         assert set(CHANGES) | {"config", "cache_dir", "model", "api_key_file"} == set(Settings.model_fields)
 
-    @pytest.mark.parametrize(("model", "name"), [("smollm2-135m", "smollm2-135m"), ("org/Model-1B", "org/Model-1B")])
-    def test_a_model_is_served_under_its_own_name(self, model_dir, model, name):
-        assert self.plan(model=model).served_names == (name,)
+    @pytest.mark.parametrize(
+        ("model", "names"),
+        [
+            ("smollm2-135m", ("smollm2-135m",)),
+            ("SmolLM2", ("smollm2-135m", "SmolLM2")),
+            ("org/Model-1B", ("org/Model-1B",)),
+        ],
+    )
+    def test_a_model_is_served_under_its_own_name_and_the_one_asked_for(self, model_dir, model, names):
+        assert self.plan(model=model).served_names == names
 
     def test_a_directory_is_served_under_its_last_part(self, model_dir):
         assert self.plan(model=f"{model_dir}/").served_names == ("tiny-llama",)
