@@ -49,8 +49,8 @@ class Buffer:
 class Instruction:
     """One operation on all rows of a step. `weights` are names of `ModelConfig.weight_shapes`, in a fixed order per op:
 
-    EMBED embed; QKV norm_attn, q, k, v [, q_bias, k_bias, v_bias] [, q_norm, k_norm]; OUT o; GATE_UP norm_mlp, gate, up;
-    DOWN down; LM_HEAD norm_final, lm_head (or embed when tied).
+    EMBED embed; QKV norm_attn, q, k, v [, q_bias, k_bias, v_bias] [, q_norm, k_norm]; OUT o;
+    GATE_UP norm_mlp, gate, up; DOWN down; LM_HEAD norm_final, lm_head (or embed when tied).
     """
 
     op: Op
