@@ -5,6 +5,7 @@ Must not know: how a model is served.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from collections.abc import Callable
@@ -22,16 +23,19 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that needs the default model's weights, and skip GPU tests on a machine without a GPU."""
+    """Mark every test that needs the default model's weights."""
     for item in items:
         if "real_model_path" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.real_model)
-    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if on_gpu and not _has_gpu():
-        for item in on_gpu:
-            item.add_marker(pytest.mark.skip(reason="no CUDA GPU that PyTorch sees"))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU on a machine without one."""
+    if item.get_closest_marker("gpu") and not _has_gpu():
+        pytest.skip("no CUDA GPU that PyTorch sees")
+
+
+@functools.cache
 def _has_gpu() -> bool:
     import torch
 
