@@ -42,7 +42,7 @@ def test_no_page_names_a_metric_that_does_not_exist():
     suffixes = ("", "_bucket", "_sum", "_count")
     known = {family.name + suffix for family in FAMILIES for suffix in suffixes}
     for path, text in TEXT.items():
-        assert set(re.findall(r"\bvllm:[a-z_]+", text)) <= known, name_of(path)
+        assert set(re.findall(r"\bvllm:[a-z0-9_]+", text)) <= known, name_of(path)
 
 
 def test_no_page_names_a_variable_that_does_not_exist():
