@@ -197,3 +197,68 @@ def test_answers_cannot_command_the_terminal():
 )
 def test_summary(answer, note, line):
     assert summary(answer, note) == line
+
+
+class TestCommand:
+    """`megakernel chat` as a whole, with its connection and its child server replaced."""
+
+    @pytest.fixture
+    def server(self, monkeypatch):
+        server, self.made = Server(), []
+
+        def make(url, api_key):
+            self.made.append((url, api_key))
+            return client_of(server, api_key=api_key)
+
+        monkeypatch.setattr("server.cli.chat.ChatClient", make)
+        monkeypatch.setattr("server.cli.chat.out", Console(file=io.StringIO(), width=120))
+        return server
+
+    @pytest.fixture
+    def child(self, monkeypatch):
+        from contextlib import contextmanager
+
+        from server.cli.child import ChildServer
+
+        events = []
+
+        @contextmanager
+        def child_server(arguments, on_phase):
+            on_phase("weights")
+            events.append(arguments)
+            yield ChildServer("http://own", "secret")
+            events.append("ended")
+
+        monkeypatch.setattr("server.cli.child.child_server", child_server)
+        return events
+
+    def chat(self, monkeypatch, *arguments, lines="Hi\n/quit\n"):
+        from typer.testing import CliRunner
+
+        from server.cli.app import app
+
+        return CliRunner().invoke(app, ["chat", *arguments], input=lines)
+
+    def test_asks_the_server_that_is_named(self, monkeypatch, server):
+        result = self.chat(
+            monkeypatch, "--url", "http://there", "--seed", "7", "--max-tokens", "5", "--system", "Brief."
+        )
+        assert result.exit_code == 0, result.output
+        assert self.made == [("http://there", "")]
+        request = server.requests[0]
+        assert (request["model"], request["seed"], request["max_tokens"]) == ("tiny", 7, 5)
+        assert request["messages"][0] == {"role": "system", "content": "Brief."}
+        assert "temperature" not in request
+
+    def test_the_key_may_stand_in_the_environment(self, monkeypatch, server):
+        monkeypatch.setenv("MEGAKERNEL_API_KEY", "sesame")
+        self.chat(monkeypatch, "--url", "http://there")
+        assert self.made == [("http://there", "sesame")]
+
+    @pytest.mark.parametrize(("arguments", "passed_on"), [((), ()), (("--model", "x"), ("--model", "x"))])
+    def test_starts_a_server_of_its_own_and_ends_it(self, monkeypatch, server, child, arguments, passed_on):
+        result = self.chat(monkeypatch, *arguments)
+        assert result.exit_code == 0, result.output
+        assert child == [passed_on, "ended"]
+        assert self.made == [("http://own", "secret")]
+        assert server.requests[0]["model"] == "tiny"
