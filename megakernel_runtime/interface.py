@@ -10,9 +10,13 @@ Semantics of plans:
 - Its *prefill* rows run once, in its first step. Its *decode* rows run in each of its up to `lease_steps` steps; the
   token sampled in one step is the input of the next, without the host.
 - A plan runs at least one step. Once a later plan is queued, the remaining lease of the earlier one is given up at
-  the next step boundary.
-- A slot that samples one of its `stop_token_ids`, or reaches `max_tokens` generated tokens, is *finished*: the runtime
-  reports it once and skips the slot's rows from then on, also in plans that still name it.
+  the next step boundary. A lease also ends where a decoding slot has no page for its next token, or all are finished.
+- The last result of every plan says so. A plan that gives up its lease between steps gives one more result, without
+  rows, for that.
+- A slot that samples one of its `stop_token_ids`, or reaches `max_tokens` generated tokens or `max_model_len_tokens`
+  tokens in all, is *finished*: the runtime reports it once and skips the slot's rows from then on, also in plans that
+  still name it.
+- A plan that breaks these rules is a RuntimeFault, from `submit` or when its turn comes.
 """
 
 from __future__ import annotations
@@ -31,7 +35,8 @@ class RuntimeFault(Exception):
 
 class ModelError(Exception):
     """The model's files cannot be served: unsupported, incomplete or damaged. Loading again will not help; the message
-    names the file and the key or tensor."""
+    names the file and the key or tensor.
+    """
 
 
 class CapacityError(Exception):
@@ -78,7 +83,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SlotAdmit:
-    """Puts a sequence into a free slot. `tokens` is all that is known of it (prompt, or prompt + output on recompute)."""
+    """Puts a sequence into a free slot. `tokens` is all that is known of it: prompt, or prompt + output on recompute."""
 
     slot: int
     tokens: tuple[int, ...]
@@ -166,7 +171,8 @@ class Telemetry:
     wait_host_ns: int = 0
     parked_ns: int = 0
     launches: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])  # (variant, reason)
-    steps: dict[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])  # (bucket, decode|prefill|mixed)
+    # (bucket of rows, decode | prefill | mixed)
+    steps: dict[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     wait_timeouts: int = 0
     fallbacks: dict[str, int] = field(default_factory=dict[str, int])  # reason
     resident: bool = False
@@ -206,7 +212,8 @@ class Runtime(Protocol):
 
     def poll(self, timeout_s: float) -> Sequence[StepResult]:
         """Return results not yet returned, oldest first; wait up to `timeout_s` for the first. Backends without a
-        device of their own do the work of one step in here. Raises RuntimeFault."""
+        device of their own do the work of one step in here. Raises RuntimeFault.
+        """
         ...
 
     def telemetry(self) -> Telemetry:
@@ -231,7 +238,7 @@ class RuntimeSpec:
     n_pages: int = 0
     kv_memory_bytes: int = 0  # used when n_pages is 0
     threads: int = 0  # cpu backend
-    weight_format: str = "auto"  # cpu backend: auto | bf16 | int8 | int4
+    weight_format: str = "auto"  # cpu backend: auto | fp32 | fp16 | bf16 | int8 | int4
     sm_reserve: int = 0  # SMs left to others, megakernel
     idle_park_ms: int = 2000  # megakernel
     random_weights: bool = False  # benchmark: config.json alone is enough, weights are drawn from a fixed seed
@@ -241,4 +248,6 @@ class RuntimeSpec:
 class Progress(Protocol):
     """Told of load progress; total 0 means unknown."""
 
-    def __call__(self, phase: str, done: int, total: int) -> None: ...
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        """Take note."""
+        ...

@@ -108,16 +108,18 @@ class FakeRuntime:
 
     def poll(self, timeout_s: float) -> Sequence[StepResult]:
         """Do one step if it is due within `timeout_s`. Raises RuntimeFault as scripted, or for a plan that is wrong."""
+        closed = self._close_superseded()
         running = self._current()
         if running is None:
-            return ()
+            return closed
         now = time.monotonic()
         if self._stalled or running.ready_at > now + timeout_s:
-            time.sleep(timeout_s)
-            return ()
+            if not closed:
+                time.sleep(timeout_s)
+            return closed
         if running.ready_at > now:
             time.sleep(running.ready_at - now)
-        return (self._step(running),)
+        return (*closed, self._step(running))
 
     def telemetry(self) -> Telemetry:
         """Return counters: a step's scripted time is computing, all other time is waiting for the host."""
@@ -133,9 +135,18 @@ class FakeRuntime:
 
     # ---------------------------------------------------------------- plans
 
+    def _close_superseded(self) -> tuple[StepResult, ...]:
+        """Return the last result of the running plan if a later one ends its lease between steps."""
+        running = self._running
+        if running is None or running.steps == 0 or not self._queue:
+            return ()
+        self._running = None
+        now_ns = time.monotonic_ns()
+        return (StepResult(running.plan.plan_id, running.steps, True, (), 0, now_ns, now_ns),)
+
     def _current(self) -> _Running | None:
-        """Return the plan to run now; a later one supersedes the remaining lease of one that has run a step."""
-        if self._queue and (self._running is None or self._running.steps > 0):
+        """Return the plan to run now, begun if it is its turn."""
+        if self._queue and self._running is None:
             self._running = _Running(self._queue.popleft())
             self._apply(self._running.plan)
             self._start_step(self._running)
@@ -196,10 +207,9 @@ class FakeRuntime:
             self._advance(slot, self._slots[slot], 1, tokens)
         n_rows = sum(row.count for row in prefill) + len(decode)
         running.steps += 1
+        going = [slot for slot in decode if not self._slots[slot].finished]
         last = (
-            running.steps >= plan.lease_steps
-            or bool(self._queue)
-            or all(self._slots[slot].finished for slot in plan.decode)
+            running.steps >= plan.lease_steps or bool(self._queue) or not going or not all(map(self._has_room, going))
         )
         ended_ns = time.monotonic_ns()
         started_ns -= round(self._script.step_seconds * 1e9)
@@ -210,6 +220,10 @@ class FakeRuntime:
         else:
             self._start_step(running)
         return result
+
+    def _has_room(self, slot: int) -> bool:
+        state = self._slots[slot]
+        return state.n_computed < state.n_pages * self.capacity.page_size_tokens
 
     def _advance(self, slot: int, state: _Slot, count: int, tokens: list[SampledToken]) -> None:
         """Compute `count` tokens of a slot; sample when that reaches the end of what is known."""

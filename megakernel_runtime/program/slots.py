@@ -44,6 +44,15 @@ class Segment:
         return self.start + self.count
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One sampled token. `top` falls in logprob, equal ones by rising token id."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
 class SlotTable:
     """All slots of a runtime."""
 
@@ -146,6 +155,11 @@ class SlotTable:
             if not 0 <= page < self._n_pages:
                 raise RuntimeFault(f"slot {slot.index} is granted page {page}; there are 0 to {self._n_pages - 1}")
         slot.pages += pages
+        if len(slot.pages) > -(-self._max_len // self._page_size):
+            raise RuntimeFault(
+                f"slot {slot.index} is granted {len(slot.pages)} pages of {self._page_size} tokens, more than a "
+                f"context of {self._max_len} can fill"
+            )
 
     def _taken(self, index: int) -> Slot:
         slot = self._slots[self._in_range(index)]

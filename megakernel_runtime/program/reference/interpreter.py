@@ -19,8 +19,8 @@ from megakernel_runtime.program.isa import Instruction, Op
 from megakernel_runtime.program.reference.attention import attend, combine
 from megakernel_runtime.program.reference.kv_cache import PagedKv
 from megakernel_runtime.program.reference.rope import inverse_frequencies, rotate
-from megakernel_runtime.program.reference.sampling import Choice, Sampler
-from megakernel_runtime.program.slots import Segment, SlotTable
+from megakernel_runtime.program.reference.sampling import Sampler
+from megakernel_runtime.program.slots import Choice, Segment, SlotTable
 
 
 class Interpreter:

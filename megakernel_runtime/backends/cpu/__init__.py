@@ -1,0 +1,1 @@
+"""The CPU backend: the reference program on whole operations of torch, made fast. Knows no GPU."""
