@@ -83,7 +83,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SlotAdmit:
-    """Puts a sequence into a free slot. `tokens` is all that is known of it: prompt, or prompt + output on recompute."""
+    """Puts a sequence into a free slot. `tokens` is all that is known of it: prompt, and output so far on recompute."""
 
     slot: int
     tokens: tuple[int, ...]
