@@ -40,7 +40,11 @@ class Linear(Protocol):
 
 def default_format() -> str:
     """Return the format of "auto": f16 weights under f32 sums where this processor has the kernel, else f32."""
-    return "fp16" if torch.backends.quantized.engine in ("x86", "fbgemm") else "fp32"
+    return "fp16" if _has_f16_kernel() else "fp32"
+
+
+def _has_f16_kernel() -> bool:
+    return torch.backends.quantized.engine in ("x86", "fbgemm")
 
 
 def make_linear(parts: Sequence[Matrix], bias: Tensor | None, weight_format: str) -> Linear:

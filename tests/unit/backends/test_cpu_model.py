@@ -35,7 +35,7 @@ class Machine:
         self.model = CpuModel(config, weights, weight_format, N_PAGES, PAGE, ignore_progress)
         self.batches = BatchMaker(max_slots, N_PAGES, PAGE, config.sliding_window, self.model.cache.data.dtype)
 
-    def step(self, segments, tokens=None):
+    def step(self, segments, tokens):
         """Logits by slot; slots advance by `tokens` (by slot)."""
         batch = self.batches.make(segments)
         with torch.inference_mode():
@@ -74,7 +74,7 @@ def mixed_steps(config, weights, weight_format, dtype, prompts):
                 parts.append((decode, index))
         reference.step([make(slots, *rest) for make, *rest in parts])
         sampled = [rest[0] for make, *rest in parts if make is decode or done[rest[0]] == len(prompts[rest[0]])]
-        tokens = {index: slots.decode(index).slot.tokens[-1] for index in sampled}
+        tokens = {index: decode(slots, index).slot.tokens[-1] for index in sampled}
         by_slot = machine.step([make(machine.slots, *rest) for make, *rest in parts], tokens)
         assert set(by_slot) == set(sampled)
         ours_ += [by_slot[index] for index in sampled]
@@ -133,7 +133,13 @@ def test_weight_bytes_follow_the_format(wide):
     assert sizes["fp32"] > sizes["fp16"] > sizes["int8"] > sizes["int4"]
 
 
-def test_an_unwritten_cache_does_not_reach_results_and_takes_no_memory(wide):
+def test_a_cache_takes_memory_only_where_it_is_written(wide):
+    import psutil
+
     config, weights = wide
-    machine = Machine(config, weights, "fp32")
-    assert not machine.model.cache.data.any()
+    process = psutil.Process()
+    before = process.memory_info().rss
+    model = CpuModel(config, weights, "fp32", 100_000, 16, ignore_progress)
+    assert model.cache.data.nbytes > 200e6
+    assert process.memory_info().rss - before < 50e6
+    assert not model.cache.data[0, -10:].any()
