@@ -105,7 +105,7 @@ class Settings(BaseSettings):
     kv_memory: ByteSize = _setting(ByteSize(0), _ENGINE, "Memory for the KV cache, e.g. 4GiB; 0: chosen.", ge=0)
     prefix_cache: bool = _setting(True, _ENGINE, "Keep the KV pages of past prompts for prompts that begin alike.")
     threads: int = _setting(0, _ENGINE, "Threads of the cpu backend; 0: one a core.", ge=0)
-    weight_format: Literal["auto", "bf16", "int8", "int4"] = _setting(
+    weight_format: Literal["auto", "fp32", "fp16", "bf16", "int8", "int4"] = _setting(
         "auto", _ENGINE, "How the cpu backend holds weights; auto takes the fastest that is as exact as the file."
     )
     sm_reserve: int = _setting(0, _ENGINE, "Multiprocessors that the resident kernel leaves to others.", ge=0)

@@ -148,7 +148,7 @@ def describe(plan: ServePlan, hello: Hello) -> dict[str, str]:
         "files": str(plan.model_path),
         "backend": hello.backend,
         "device": hello.device,
-        "weights": f"{size(hello.weight_bytes)} ({plan.runtime.weight_format})",
+        "weights": size(hello.weight_bytes),
         "context": f"{hello.max_model_len_tokens:,} tokens",
         "slots": f"{hello.max_slots} sequences at once, {plan.scheduler.max_queue_requests} may wait",
         "KV cache": f"{hello.n_pages * hello.page_size_tokens:,} tokens ({pages}, {size(hello.kv_bytes)})",
