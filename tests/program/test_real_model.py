@@ -77,7 +77,7 @@ def test_reference_logits_equal_hugging_face(real_model_path, hugging_face, gene
     machine.step([prefill(slots, 0, len(prompt) - 7, 7)])
     seen = [machine.logits[0]]
     for token in answer[:8]:
-        assert slots.decode(0).slot.tokens[-1] == token
+        assert decode(slots, 0).slot.tokens[-1] == token
         machine.step([decode(slots, 0)])
         seen.append(machine.logits[0])
     assert relative_error(torch.stack(seen), theirs[len(prompt) - 1 :][: len(seen)]) < 1e-4

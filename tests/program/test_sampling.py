@@ -102,23 +102,38 @@ def test_min_p_is_relative_to_the_likeliest():
 
 
 def test_cuts_take_smaller_ids_of_equal_weights():
-    weights = torch.tensor([[1.0, 2.0, 1.0, 1.0, 2.0]])
-    assert keep_top_k(weights, torch.tensor([[3]])).tolist() == [[True, True, False, False, True]]
-    assert keep_top_p(weights, torch.tensor([[0.7]])).tolist() == [[True, True, False, False, True]]
-    assert keep_min_p(weights, torch.tensor([[0.5]])).all()
+    weights = torch.tensor([1.0, 2.0, 1.0, 1.0, 2.0])
+    assert keep_top_k(weights, 3).tolist() == [True, True, False, False, True]
+    assert keep_top_p(weights, 0.7).tolist() == [True, True, False, False, True]
+    assert keep_min_p(weights, 0.5).all()
 
 
-@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999])
-def test_top_p_equals_a_full_sort_on_flat_and_peaked_rows(top_p):
+def rows_of_all_shapes(n):
+    """Flat, ordinary, peaked, very peaked, with ties, with zeros."""
     generator = torch.Generator().manual_seed(3)
-    logits = torch.randn(4, 12_345, generator=generator) * torch.tensor([[0.01], [1.0], [4.0], [20.0]])
+    logits = torch.randn(6, n, generator=generator) * torch.tensor([[0.01], [1.0], [4.0], [20.0], [2.0], [1.0]])
+    logits[4].round_()
     weights = (logits - logits.amax(-1, keepdim=True)).exp()
-    kept = keep_top_p(weights, torch.full((4, 1), top_p))
-    for row, mask in zip(weights.double(), kept, strict=True):
+    weights[5, 1::2] = 0.0
+    return weights
+
+
+@pytest.mark.parametrize("n_vocab", [12_345, 64, 63])
+@pytest.mark.parametrize("top_p", [0.0, 0.05, 0.5, 0.9, 0.999])
+def test_top_p_equals_a_full_sort(top_p, n_vocab):
+    for row in rows_of_all_shapes(n_vocab):
         order = row.argsort(descending=True, stable=True)
-        n = int((row[order].cumsum(0) < torch.tensor(top_p).double() * row.sum()).sum()) + 1
-        assert int(mask.sum()) == n
-        assert bool(mask[order[:n]].all())
+        n = int((row[order].cumsum(0, dtype=torch.float64) < top_p * row.sum(dtype=torch.float64)).sum()) + 1
+        assert keep_top_p(row, top_p).nonzero().squeeze(-1).tolist() == sorted(order[:n].tolist())
+
+
+@pytest.mark.parametrize("n_vocab", [12_345, 64, 63])
+@pytest.mark.parametrize("k", [1, 2, 40, 63, 192, 193, 5000, 12_345])
+def test_top_k_equals_a_full_sort(k, n_vocab):
+    k = min(k, n_vocab)
+    for row in rows_of_all_shapes(n_vocab):
+        order = row.argsort(descending=True, stable=True)
+        assert keep_top_k(row, k).nonzero().squeeze(-1).tolist() == sorted(order[:k].tolist())
 
 
 def test_draw_is_the_inverse_distribution_function_over_rising_ids():
@@ -163,6 +178,12 @@ def test_counts_follow_a_slot_that_grows():
         s.tokens.append(choice.token)
     # 3.0 -> 2.6 -> 2.2 of token 1 cross 2.5 of token 4, which falls to 2.1
     assert taken == [1, 1, 4, 1]
+
+
+def test_counts_of_a_slot_that_did_not_grow():
+    sampler = Sampler()
+    s = slot(SamplingParams(temperature=0, presence_penalty=1.0), prompt=[0], output=[1])
+    assert [sampler.sample(torch.tensor([LOGITS]), [s])[0].token for _ in range(3)] == [4, 4, 4]
 
 
 def test_allowed_tokens_only():

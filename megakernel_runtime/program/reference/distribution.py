@@ -1,6 +1,7 @@
-"""Distributions over the vocabulary as weights (R, V) f32, not normalised: shaped by temperature, cut, and drawn from.
+"""Distributions over the vocabulary as weights, not normalised: shaped by temperature, cut, and drawn from.
 
-Every row is treated alone. Among equal weights the smaller token id comes first. Must not know: slots, requests.
+Among equal weights the smaller token id comes first. The cuts look at few candidates, found by bounds that cannot miss
+any: sorting a whole vocabulary takes milliseconds. Must not know: slots, requests.
 """
 
 from __future__ import annotations
@@ -12,52 +13,63 @@ from torch import Tensor
 
 from megakernel_runtime.program.reference.untyped import integers
 
-# The nucleus is looked for among so many of the heaviest tokens first: sorting a whole vocabulary takes milliseconds.
-_NUCLEUS_GUESS = 512
+_RUN = 64  # neighbours whose heaviest stands for them
+_GUESS = 128  # tokens that mostly hold the nucleus
 
 
 def tempered(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Return exp((logits - their maximum) / temperature). `logits` (R, V), `temperature` (R, 1) > 0."""
+    """Return exp((logits - their maximum) / temperature), (R, V) f32. `temperature` is (R, 1), > 0."""
     weights = logits - logits.amax(-1, keepdim=True)
     return weights.div_(temperature).exp_()
 
 
-def keep_top_k(weights: Tensor, k: Tensor) -> Tensor:
-    """Return which are the k[r] heaviest of row r, (R, V) bool. `k` is (R, 1), each in 1..V."""
-    heaviest = weights.topk(int(k.max())).values  # (R, largest k), falling
-    threshold = heaviest.gather(-1, k - 1)  # (R, 1): the lightest that is kept
-    above = weights > threshold
-    equal = weights == threshold
-    n_equal_kept = k - above.sum(-1, keepdim=True)
-    if bool((equal.sum(-1, keepdim=True) > n_equal_kept).any()):
-        equal &= equal.cumsum(-1) <= n_equal_kept
-    return above | equal
+def keep_top_k(weights: Tensor, k: int) -> Tensor:
+    """Return which of `weights` (V,) are the `k` heaviest, (V,) bool. `k` is in 1..V."""
+    return _keep(weights, _heaviest(weights, k).topk(k).values[-1], k)
 
 
-def keep_top_p(weights: Tensor, top_p: Tensor) -> Tensor:
-    """Return the smallest set of heaviest tokens that holds the share `top_p` of the row's weight, (R, V) bool.
+def keep_top_p(weights: Tensor, top_p: float) -> Tensor:
+    """Return the smallest set of heaviest `weights` (V,) that holds the share `top_p` of them all, (V,) bool.
 
-    `top_p` is (R, 1), in [0, 1). At least one token is kept.
+    `top_p` is in [0, 1). At least one token is kept.
     """
-    wanted = top_p.double() * weights.sum(-1, keepdim=True, dtype=torch.float64)  # (R, 1)
-    n_vocab = weights.shape[-1]
-    guess = min(_NUCLEUS_GUESS, n_vocab)
-    while True:
-        mass = weights.topk(guess).values.double().cumsum(-1)  # (R, guess), rising
-        if guess == n_vocab or bool((mass[:, -1:] >= wanted).all()):
-            break
-        guess = min(guess * 16, n_vocab)
-    n_kept = (mass < wanted).sum(-1, keepdim=True) + 1
-    return keep_top_k(weights, n_kept.clamp(max=guess))
+    total = weights.sum(dtype=torch.float64)
+    candidates = _heaviest(weights, min(_GUESS, len(weights)))
+    if candidates.sum(dtype=torch.float64) < top_p * total:
+        candidates = weights
+    # All that weigh less than this hold less than the share 1 - top_p together: the others are enough.
+    candidates = candidates[candidates >= (1.0 - top_p) * total / len(weights)]
+    falling = candidates.sort(descending=True).values
+    n_kept = int((falling.cumsum(0, dtype=torch.float64) < top_p * total).sum()) + 1
+    n_kept = min(n_kept, len(falling))  # sums are rounded
+    return _keep(weights, falling[n_kept - 1], n_kept)
 
 
-def keep_min_p(weights: Tensor, min_p: Tensor) -> Tensor:
-    """Return which tokens weigh at least `min_p` (R, 1) times the heaviest of their row, (R, V) bool."""
-    return weights >= min_p * weights.amax(-1, keepdim=True)
+def keep_min_p(weights: Tensor, min_p: float) -> Tensor:
+    """Return which of `weights` (V,) are at least `min_p` times the heaviest, (V,) bool."""
+    return weights >= min_p * weights.amax()
 
 
 def draw(weights: Tensor, numbers: Sequence[float]) -> list[int]:
-    """Return for each row the smallest id whose cumulated weight exceeds number * total. Numbers lie in [0, 1)."""
+    """Return for each row of (R, V) the smallest id whose cumulated weight exceeds its number, in [0, 1), times all."""
     cumulated = weights.cumsum(-1, dtype=torch.float64)
     targets = torch.tensor(numbers, dtype=torch.float64, device=weights.device).unsqueeze(-1) * cumulated[:, -1:]
     return integers(torch.searchsorted(cumulated, targets, right=True).squeeze(-1))
+
+
+def _heaviest(weights: Tensor, k: int) -> Tensor:
+    """Return all of `weights` from some bound on, at least `k` of them."""
+    if k > len(weights) // _RUN:
+        return weights
+    of_runs = weights[: len(weights) // _RUN * _RUN].view(-1, _RUN).amax(-1)
+    return weights[weights >= of_runs.topk(k).values[-1]]  # k runs hold a weight of at least that
+
+
+def _keep(weights: Tensor, lightest: Tensor, n: int) -> Tensor:
+    """Return which of `weights` are the `n` heaviest, of which `lightest` is the last."""
+    above = weights > lightest
+    equal = weights == lightest
+    n_equal = n - int(above.sum())
+    if int(equal.sum()) > n_equal:
+        equal &= equal.cumsum(0) <= n_equal
+    return above | equal

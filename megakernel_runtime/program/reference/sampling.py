@@ -33,7 +33,7 @@ class _Counts:
     n_counted: int = 0  # tokens of the slot that are in the counts
 
     def absorb(self, slot: Slot) -> None:
-        fresh = torch.tensor(slot.tokens[self.n_counted :], device=self.seen.device)
+        fresh = torch.tensor(slot.tokens[self.n_counted :], dtype=torch.long, device=self.seen.device)
         self.seen[fresh] = True
         output = fresh[max(0, slot.prompt_len - self.n_counted) :]
         self.generated.index_add_(0, output, torch.ones(len(output), device=output.device))
@@ -89,7 +89,7 @@ def _top(row: Tensor, n: int, log_sum: float) -> tuple[tuple[int, float], ...]:
     if n == 0:
         return ()
     n = min(n, len(row))
-    ids = keep_top_k(row.unsqueeze(0), torch.tensor([[n]], device=row.device))[0].nonzero().squeeze(-1)
+    ids = keep_top_k(row, n).nonzero().squeeze(-1)
     pairs = zip(integers(ids), floats(row[ids] - log_sum), strict=True)
     return tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
 
@@ -123,18 +123,13 @@ def _choose(logits: Tensor, slots: Sequence[Slot]) -> list[int]:
 
 def _weights(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Return what each token of each row weighs in the draw, (R, V) f32: 0 if it cannot be chosen."""
-    n_vocab = logits.shape[-1]
-    weights = tempered(logits, _column(logits, [p.temperature for p in params]))
-    if cut := [i for i, p in enumerate(params) if 0 < p.top_k < n_vocab]:
-        top_k = torch.tensor([params[i].top_k for i in cut], device=logits.device).unsqueeze(-1)
-        weights[cut] *= keep_top_k(weights[cut], top_k)
-    if cut := [i for i, p in enumerate(params) if p.top_p < 1.0]:
-        weights[cut] *= keep_top_p(weights[cut], _column(logits, [params[i].top_p for i in cut]))
-    if cut := [i for i, p in enumerate(params) if p.min_p > 0.0]:
-        weights[cut] *= keep_min_p(weights[cut], _column(logits, [params[i].min_p for i in cut]))
+    temperature = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=logits.device)
+    weights = tempered(logits, temperature.unsqueeze(-1))
+    for row, p in zip(weights, params, strict=True):
+        if 0 < p.top_k < len(row):
+            row.mul_(keep_top_k(row, p.top_k))
+        if p.top_p < 1.0:
+            row.mul_(keep_top_p(row, p.top_p))
+        if p.min_p > 0.0:
+            row.mul_(keep_min_p(row, p.min_p))
     return weights
-
-
-def _column(like: Tensor, values: list[float]) -> Tensor:
-    """Return `values` as (R, 1) f32 on the device of `like`."""
-    return torch.tensor(values, dtype=torch.float32, device=like.device).unsqueeze(-1)
