@@ -99,8 +99,11 @@ class CpuRuntime:
         """
         del timeout_s
         self._check_open()
-        with torch.inference_mode():
-            return self._runner.step()
+        try:
+            with torch.inference_mode():
+                return self._runner.step()
+        except (RuntimeError, IndexError, MemoryError) as error:  # torch's own
+            raise RuntimeFault(f"a step failed: {error}") from error
 
     def telemetry(self) -> Telemetry:
         """Return counters: a processor computes or waits for the host."""

@@ -105,6 +105,12 @@ def test_bytes_streamed_grow_by_weights_and_context(tiny_path):
     assert runtime.telemetry().bytes_streamed - before == runtime.info.weight_bytes + 4 * token_bytes
 
 
+def test_what_torch_refuses_is_a_fault(tiny_path):
+    driver = Driver(load(tiny_path))
+    with pytest.raises(RuntimeFault, match="a step failed: index 131 is out of bounds"):
+        driver.start(0, (1, 131), pages=(0,))
+
+
 def test_a_closed_runtime_does_nothing(tiny_path):
     runtime = load(tiny_path)
     runtime.close()
