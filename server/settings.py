@@ -34,8 +34,8 @@ from server.scheduling.settings import SchedulerSettings
 
 ENV_PREFIX = "MEGAKERNEL_"
 
-# Kubernetes sets these in every pod beside a service called "megakernel"; they are no settings of ours.
-_SERVICE_LINK = re.compile(rf"{ENV_PREFIX}(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP|SCTP).*)", re.IGNORECASE)
+# No settings of ours: what Kubernetes sets in every pod beside a service called "megakernel", and our tests' own.
+_FOREIGN = re.compile(rf"{ENV_PREFIX}(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP|SCTP).*|TEST_.*)", re.IGNORECASE)
 
 
 def _split(value: object) -> object:
@@ -137,12 +137,12 @@ class Settings(BaseSettings):
 class _Environment(EnvSettingsSource):
     @override
     def _load_env_vars(self) -> Mapping[str, str | None]:
-        return {name: value for name, value in super()._load_env_vars().items() if not _is_service_link(name, value)}
+        return {name: value for name, value in super()._load_env_vars().items() if not _is_foreign(name, value)}
 
 
-def _is_service_link(name: str, value: str | None) -> bool:
+def _is_foreign(name: str, value: str | None) -> bool:
     """Also MEGAKERNEL_PORT itself: Kubernetes sets it to an address such as tcp://10.0.0.1:8000."""
-    return bool(_SERVICE_LINK.fullmatch(name)) or (name.upper() == f"{ENV_PREFIX}PORT" and "://" in (value or ""))
+    return bool(_FOREIGN.fullmatch(name)) or (name.upper() == f"{ENV_PREFIX}PORT" and "://" in (value or ""))
 
 
 def config_files(chosen: str | Path | None) -> list[Path]:
@@ -163,7 +163,7 @@ def load_settings(flags: Mapping[str, object]) -> Settings:
     """
     known = tuple(Settings.model_fields)
     for name in os.environ:
-        if name.upper().startswith(ENV_PREFIX) and not _is_service_link(name, os.environ[name]):
+        if name.upper().startswith(ENV_PREFIX) and not _is_foreign(name, os.environ[name]):
             _check_known(name[len(ENV_PREFIX) :].lower(), known, f"environment variable {name}")
     chosen = flags.get("config") or os.environ.get(f"{ENV_PREFIX}CONFIG")
     in_files = tuple(name for name in known if name != "config")  # a file does not name another

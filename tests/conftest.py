@@ -50,7 +50,7 @@ def _cache_dir() -> Path:
 def real_model_path() -> Path:
     """Return the default model's GGUF file: named by MEGAKERNEL_TEST_MODEL, cached, or fetched now.
 
-    Skips only where it is in neither place and MEGAKERNEL_OFFLINE forbids to fetch it.
+    Skips only where it is in neither place and MEGAKERNEL_TEST_OFFLINE forbids to fetch it.
     """
     named = os.environ.get("MEGAKERNEL_TEST_MODEL")
     path = Path(named) if named else _cache_dir() / "models" / DEFAULT_MODEL / DEFAULT_MODEL_FILE
@@ -58,9 +58,9 @@ def real_model_path() -> Path:
         return path
     if named:
         pytest.fail(f"MEGAKERNEL_TEST_MODEL names {named}, which is no file")
-    if os.environ.get("MEGAKERNEL_OFFLINE"):
+    if os.environ.get("MEGAKERNEL_TEST_OFFLINE"):
         pytest.skip(
-            f"{DEFAULT_MODEL} is not cached and MEGAKERNEL_OFFLINE is set; run `megakernel pull {DEFAULT_MODEL}`"
+            f"{DEFAULT_MODEL} is not cached and MEGAKERNEL_TEST_OFFLINE is set; run `megakernel pull {DEFAULT_MODEL}`"
         )
     catalog = importlib.import_module("server.catalog")
     return catalog.resolve(DEFAULT_MODEL, cache_dir=_cache_dir(), progress=lambda *_, **__: None)

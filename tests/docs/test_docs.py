@@ -83,3 +83,9 @@ def test_the_tree_in_the_readme_is_the_tree():
             depth = len(found[1]) // 2
             stack[depth:] = [found[2]]
             assert ROOT.joinpath(*stack).exists(), "/".join(stack)
+
+
+def test_every_decision_is_in_the_index():
+    folder = ROOT / "docs" / "decisions"
+    listed = set(re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", TEXT[folder / "README.md"]))
+    assert listed == {path.name for path in folder.glob("[0-9]*.md")}

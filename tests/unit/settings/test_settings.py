@@ -135,9 +135,10 @@ def test_keys_are_shown_nowhere(monkeypatch, config_file):
         ("MEGAKERNEL_SERVICE_PORT_HTTP", "8000"),
         ("MEGAKERNEL_PORT_8000_TCP", "tcp://10.0.0.1:8000"),
         ("MEGAKERNEL_PORT_8000_TCP_ADDR", "10.0.0.1"),
+        ("MEGAKERNEL_TEST_MODEL", "some.gguf"),
     ],
 )
-def test_what_kubernetes_sets_is_passed_over(monkeypatch, name, value):
+def test_what_kubernetes_and_tests_set_is_passed_over(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     assert load_settings({}).port == 8000
 
