@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from megakernel_runtime.interface import ModelError, SampledToken, SamplingParams
+from megakernel_runtime.interface import ModelError, SamplingParams
+from megakernel_runtime.program.slots import Choice
 
 MASK64 = (1 << 64) - 1
 EMITS = ("random", "echo", "cycle", "text")
@@ -80,25 +81,23 @@ def next_token(script: FakeScript, tokens: Sequence[int], prompt_len: int, sampl
     return source[index % len(source)]
 
 
-def choose(
-    script: FakeScript, slot: int, tokens: Sequence[int], prompt_len: int, sampling: SamplingParams
-) -> SampledToken:
-    """Return the token that follows, without its finish. The best is always taken, whatever the temperature: the
+def choose(script: FakeScript, tokens: Sequence[int], prompt_len: int, sampling: SamplingParams) -> Choice:
+    """Return the token that follows. The best is always taken, whatever the temperature: the
     scripted token has logit 0, the i-th id after it -i ln 2; penalties, bias, masks act on these.
     """
     token = next_token(script, tokens, prompt_len, sampling)
     n_output = len(tokens) - prompt_len
     if not _alters(sampling, token, n_output):
-        return SampledToken(slot, token)
+        return Choice(token)
     logits = _adjusted(_candidates(script, token, sampling), tokens, prompt_len, sampling)
     ranked = sorted(logits.items(), key=lambda item: (-item[1], item[0]))
     banned = sampling.stop_token_ids if n_output < sampling.min_tokens else ()
     best = next((item for item in ranked if item[0] not in banned), ranked[0])
     if sampling.top_logprobs is None:
-        return SampledToken(slot, best[0])
+        return Choice(best[0])
     norm = math.log(math.fsum(math.exp(logit) for logit in logits.values()))
     top = tuple((candidate, logit - norm) for candidate, logit in ranked[: sampling.top_logprobs])
-    return SampledToken(slot, best[0], best[1] - norm, top)
+    return Choice(best[0], best[1] - norm, top)
 
 
 def _alters(sampling: SamplingParams, token: int, n_output: int) -> bool:
