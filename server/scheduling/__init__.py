@@ -1,1 +1,1 @@
-"""Who runs next and which pages they get: pure policy. Time is passed in. Must not know: torch, clocks, sockets, text."""
+"""Who runs next and which pages they get: pure policy. Must not know: torch, clocks (time is passed in), sockets."""
