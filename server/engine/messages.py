@@ -73,6 +73,12 @@ class Loading(msgspec.Struct, frozen=True, tag=True, array_like=True):
     total: int = 0  # 0 = unknown
 
 
+class LoadFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Engine -> API, instead of Hello: the model cannot be served, and loading again would not help. The engine ends."""
+
+    message: str
+
+
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Logprobs of one generated token; `top` falls."""
 
@@ -123,5 +129,5 @@ class Drain(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """API -> engine: finish what runs, admit nothing more, then exit 0."""
 
 
-EngineToApi = Hello | Loading | Tokens | Rejected | Failed | Observations
+EngineToApi = Hello | Loading | LoadFailed | Tokens | Rejected | Failed | Observations
 ApiToEngine = Submit | Cancel | Drain
