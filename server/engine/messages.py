@@ -1,4 +1,4 @@
-"""Frames between the API process and the engine process: msgspec structs in MessagePack, length-prefixed on a unix socket.
+"""Frames between the API process and the engine process: msgspec structs in MessagePack, see wire.py.
 
 Never pickle. Both ends are the same build of this package; `PROTOCOL_VERSION` is compared in the hello all the same.
 Must not know: HTTP, text, tensors.
@@ -74,7 +74,7 @@ class Loading(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Engine -> API, instead of Hello: the model cannot be served, and loading again would not help. The engine ends."""
+    """Engine -> API, instead of Hello: the model cannot be served, loading again would not help. The engine ends."""
 
     message: str
 
