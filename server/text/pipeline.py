@@ -71,17 +71,24 @@ class OutputTokenizer(TokenSpelling, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A token whose text is not known to be safe yet, and the text's length after it."""
+    """A token whose text is not known to be safe yet, and the text's length after it.
+
+    A token without text of its own (a part of a character, a special token) waits for text after it: where that is cut
+    off by a stop string, so is the token.
+    """
 
     token: OutputToken
     end: int
+
+    def is_sent(self, n_sent: int) -> bool:
+        return self.end <= n_sent and self.token.offset < n_sent
 
 
 class OutputStream:
     """The output of one choice, from its first token to its finish.
 
     stops: stop strings. include_stop: what ended the text, string or token, is part of it. skip_special: special tokens
-    give no text. continues: see Detokenizer.
+    give no text. continues: see Detokenizer. min_tokens: so many tokens are output whatever stop strings they spell.
     """
 
     def __init__(
@@ -92,7 +99,9 @@ class OutputStream:
         include_stop: bool = False,
         skip_special: bool = True,
         continues: bool = False,
+        min_tokens: int = 0,
     ) -> None:
+        self._min_tokens = min_tokens
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, skip_special=skip_special, continues=continues)
         self._matcher = StopMatcher(stops, include=include_stop)
@@ -146,6 +155,9 @@ class OutputStream:
         return self._matched(text, texts)
 
     def _matched(self, text: str, texts: list[str]) -> str | None:
+        if self.n_tokens <= self._min_tokens:
+            texts.append(text)
+            return None
         result = self._matcher.push(text)
         texts.append(result.text)
         return result.stopped
@@ -161,7 +173,7 @@ class OutputStream:
         text = "".join(texts)
         self._sent += len(text)
         tokens: list[OutputToken] = []
-        while self._waiting and self._waiting[0].end <= self._sent:
+        while self._waiting and self._waiting[0].is_sent(self._sent):
             tokens.append(self._waiting.popleft().token)
         return OutputDelta(text, tuple(tokens))
 

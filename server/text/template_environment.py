@@ -73,10 +73,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         self._deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
-        cast("dict[str, object]", self.filters)["tojson"] = _to_json
-        cast("dict[str, object]", self.globals).update(
-            {"raise_exception": _raise, "strftime_now": _now, "namespace": _namespace}
-        )
+        mine = cast("Any", self)  # the library does not say what these dictionaries hold
+        mine.filters["tojson"] = _to_json
+        mine.globals.update({"raise_exception": _raise, "strftime_now": _now, "namespace": _namespace})
 
     def render(self, template: Template, values: Mapping[str, object], limits: RenderLimits) -> str:
         """Return the rendered text. Raises LimitExceeded, and whatever the template raises."""

@@ -1,0 +1,1 @@
+"""Data that ships with the server: serving defaults (serve.toml) and known models (models/*.toml). Holds no code."""
