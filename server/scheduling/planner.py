@@ -67,21 +67,19 @@ class Planner:
         if state.flights.full:
             return False
         newest = state.flights.newest
-        if newest is None or newest.plan.prefill or state.closing:
+        if newest is None or newest.plan.prefill or state.stopping_slots:
             return True
         if state.stale and state.queue and state.n_open_slots:
             return True
         return newest.steps_left <= max(1, newest.plan.lease_steps // 2)
 
     def _open(self) -> Draft:
-        """Begin a plan: the slots and pages of sequences that were ended become free with it."""
+        """Begin a plan: the slots of sequences that are over become free with it."""
         state = self._state
-        releases = [*state.finished_slots, *(closing.slot for closing in state.closing)]
+        releases = [*state.finished_slots, *state.stopping_slots]
         draft = Draft(state.step_budget, releases, [*state.free_slots, *releases])
-        draft.must_run = bool(state.closing) and len(state.flights) > 0
-        for closing in state.closing:
-            state.pool.release(closing.pages)
-        state.finished_slots, state.closing, state.free_slots = [], [], []
+        draft.must_run = bool(state.stopping_slots) and len(state.flights) > 0
+        state.finished_slots, state.stopping_slots, state.free_slots = [], [], []
         return draft
 
     # ---------------------------------------------------------------- decode
@@ -116,8 +114,7 @@ class Planner:
     def _preempt(self, draft: Draft, victim: Sequence) -> None:
         """Put a running sequence back into the queue; all of it is computed again later, save what stays cached."""
         state = self._state
-        slot, pages = state.leave(victim)
-        state.pool.release(pages)  # they can be given away in this very plan: it releases the slot first
+        slot = state.leave(victim)
         state.queue.put_back(victim)
         state.stats.preemptions += 1
         draft.releases.append(slot)

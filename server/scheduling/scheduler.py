@@ -63,7 +63,7 @@ class Scheduler:
         chosen = request.sequences if choice is None else request.sequences[choice : choice + 1]
         ended = [sequence for sequence in chosen if sequence.state is not State.DONE]
         for sequence in ended:
-            self._state.close(sequence)
+            self._state.end(sequence, by_runtime=False)
         return [TokenEvent(key, sequence.choice, None, FinishReason.CANCELLED) for sequence in ended]
 
     def expire(self, now: float) -> list[Refusal | Failure]:
@@ -106,7 +106,7 @@ class Scheduler:
             state.publish(sequence, n_written)
         if token.finish is not None:
             stats.decode_times.append(now - (sequence.first_token_at or now))
-            state.finish(sequence)
+            state.end(sequence, by_runtime=True)
         return TokenEvent(
             key=sequence.request.new.key,
             choice=sequence.choice,
@@ -154,8 +154,7 @@ class Scheduler:
         """AssertionError unless all pages, slots and sequences are accounted for; when idle, all must be free."""
         self._state.check_integrity()
         if self.is_idle:
-            held = [page for closing in self._state.closing for page in closing.pages]
-            assert self._state.pool.n_live == len(set(held)), "pages are held though nothing runs"
+            assert self._state.pool.n_live == 0, "pages are held though nothing runs"
 
 
 def _expired(request: Request, now: float) -> Refusal | Failure:

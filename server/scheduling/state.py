@@ -6,8 +6,6 @@ Knows how a sequence enters and leaves a slot. Must not know: who should (planne
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass
-
 from megakernel_runtime.interface import Capacity
 from server.scheduling.flights import Flights
 from server.scheduling.pages import PagePool
@@ -17,17 +15,10 @@ from server.scheduling.settings import SchedulerSettings
 from server.scheduling.stats import Stats
 
 
-@dataclass(frozen=True, slots=True)
-class Closing:
-    """A slot whose sequence was ended by the host: the runtime may write to its pages until a plan releases it."""
-
-    slot: int
-    pages: list[int]
-
-
 class SchedulerState:
-    """Shared by planner and scheduler. A slot is free, running, closing (its pages too), or finished (its pages are
-    free: the runtime skips it); the last two become free with the next plan.
+    """Shared by planner and scheduler. A slot is free, running, finished (the runtime skips it) or stopping (the host
+    ended its sequence, the runtime may not know). The last two are released by the next plan, whatever it is for.
+    Their pages are free at once: they can be given away by a plan only, and that plan releases the slots first.
     """
 
     def __init__(self, capacity: Capacity, settings: SchedulerSettings) -> None:
@@ -43,14 +34,14 @@ class SchedulerState:
         self.running: list[Sequence] = []  # by rank
         self.free_slots = list(range(self.n_slots - 1, -1, -1))
         self.finished_slots: list[int] = []
-        self.closing: list[Closing] = []
+        self.stopping_slots: list[int] = []
         self.stats = Stats()
         self.stale = False  # something happened that a new plan could make use of
 
     @property
     def n_open_slots(self) -> int:
         """Slots that the next plan can admit to."""
-        return len(self.free_slots) + len(self.finished_slots) + len(self.closing)
+        return len(self.free_slots) + len(self.finished_slots) + len(self.stopping_slots)
 
     def enter(self, sequence: Sequence, slot: int, pages: list[int], cached_len: int) -> None:
         """Give a sequence, taken from the queue, a slot and the pages of all its tokens."""
@@ -59,35 +50,23 @@ class SchedulerState:
         sequence.n_published = cached_len // self.page_size
         insort(self.running, sequence, key=_rank)
 
-    def leave(self, sequence: Sequence) -> tuple[int, list[int]]:
-        """Take a running sequence's slot and pages away; return them."""
+    def leave(self, sequence: Sequence) -> int:
+        """Take a running sequence's pages and slot away; return the slot, which the next plan must release."""
         assert sequence.slot is not None, "a sequence without a slot leaves it"
         self.running.remove(sequence)
-        slot, pages = sequence.slot, sequence.pages
-        sequence.slot, sequence.pages = None, []
+        self.pool.release(sequence.pages)
+        slot, sequence.slot, sequence.pages = sequence.slot, None, []
         if sequence.request.leader is sequence:
             sequence.request.leader = None
-        return slot, pages
+        return slot
 
-    def finish(self, sequence: Sequence) -> None:
-        """The runtime finished a sequence: it writes no more, so its pages are free at once."""
+    def end(self, sequence: Sequence, *, by_runtime: bool) -> None:
+        """A sequence is over: finished by the runtime, or ended by the host."""
         if sequence.state is State.RUNNING:
-            slot, pages = self.leave(sequence)
-            self.pool.release(pages)
-            self.finished_slots.append(slot)
+            slot = self.leave(sequence)
+            (self.finished_slots if by_runtime else self.stopping_slots).append(slot)
         else:
             self.queue.take(sequence, None)
-        self._done(sequence)
-
-    def close(self, sequence: Sequence) -> None:
-        """The host ends a sequence: the runtime may still write to its pages until the next plan."""
-        if sequence.state is State.RUNNING:
-            self.closing.append(Closing(*self.leave(sequence)))
-        else:
-            self.queue.take(sequence, None)
-        self._done(sequence)
-
-    def _done(self, sequence: Sequence) -> None:
         sequence.state = State.DONE
         self.stale = True
         request = sequence.request
@@ -105,10 +84,9 @@ class SchedulerState:
     def check_integrity(self) -> None:
         """AssertionError unless every page, slot and sequence is accounted for, once."""
         held = [page for sequence in self.running for page in sequence.pages]
-        held += [page for closing in self.closing for page in closing.pages]
         self.pool.check_integrity(held)
         self.queue.check_integrity()
-        slots = [*self.free_slots, *self.finished_slots, *(closing.slot for closing in self.closing)]
+        slots = [*self.free_slots, *self.finished_slots, *self.stopping_slots]
         slots += [sequence.slot for sequence in self.running if sequence.slot is not None]
         assert sorted(slots) == list(range(self.n_slots)), f"slots are not all accounted for: {sorted(slots)}"
         self._check_sequences()
