@@ -6,6 +6,7 @@ Knows how a sequence enters and leaves a slot. Must not know: who should (planne
 from __future__ import annotations
 
 from bisect import insort
+
 from megakernel_runtime.interface import Capacity
 from server.scheduling.flights import Flights
 from server.scheduling.pages import PagePool
