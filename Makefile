@@ -15,7 +15,7 @@ PORT ?=
 ARGS ?=
 PYTHON ?=
 # Where pip looks for torch first. Empty: pip's own settings decide (pip.conf, PIP_INDEX_URL, ...). On Linux without a
-# GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu fetches 200 MB instead of the CUDA build's several GB.
+# GPU, PyTorch's index of CPU builds gives 200 MB instead of the CUDA build's several GB.
 TORCH_INDEX ?=
 TORCH := torch>=2.11,<2.14
 

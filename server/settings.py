@@ -227,7 +227,7 @@ def resolve(settings: Settings, progress: Progress) -> ServePlan:
             prefix_cache=settings.prefix_cache,
         ),
         limits=Limits(
-            max_body_bytes=settings.max_body,
+            max_body_bytes=int(settings.max_body),
             request_deadline_seconds=settings.request_deadline_seconds,
             max_concurrent_per_key=settings.max_concurrent_per_key,
         ),
@@ -256,7 +256,7 @@ def _runtime_spec(settings: Settings, model_path: Path) -> RuntimeSpec:
         max_step_tokens=settings.max_step_tokens,
         page_size_tokens=settings.page_size,
         n_pages=settings.pages,
-        kv_memory_bytes=settings.kv_memory,
+        kv_memory_bytes=int(settings.kv_memory),
         threads=settings.threads,
         weight_format=settings.weight_format,
         sm_reserve=settings.sm_reserve,

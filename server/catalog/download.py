@@ -50,9 +50,7 @@ def _attempt(client: httpx.Client, url: str, part: Path, n_bytes: int, told: Tol
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={held}-"} if held else {})
     with client.stream("GET", url, headers=headers) as answer:
         resumed = answer.headers.get("content-range", "").startswith(f"bytes {held}-")
-        if answer.status_code not in {httpx.codes.OK, httpx.codes.PARTIAL_CONTENT} or (
-            answer.status_code == httpx.codes.PARTIAL_CONTENT and not resumed
-        ):
+        if answer.status_code not in {200, 206} or (answer.status_code == 206 and not resumed):
             raise DownloadFault(f"status {answer.status_code} after {held} of {n_bytes} bytes")
         with part.open("ab" if resumed else "wb") as file:
             for chunk in answer.iter_raw(_CHUNK_BYTES):

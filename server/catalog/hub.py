@@ -67,10 +67,10 @@ def _snapshot(library: Any, repo: str, revision: str, cache_dir: Path, progress:
 
         def __init__(self, *args: Any, **options: Any) -> None:
             self.counts_bytes = options.get("unit") == "B"
-            super().__init__(*args, **{**options, "file": io.StringIO(), "disable": False})
+            super().__init__(*args, **{**options, "file": io.StringIO(), "disable": False})  # pyright: ignore[reportUnknownMemberType]
 
         def update(self, n: float | None = 1) -> Any:
-            shown = super().update(n)
+            shown = cast("Any", super().update(n))  # pyright: ignore[reportUnknownMemberType]
             if self.counts_bytes:
                 progress(phase, int(self.n), int(self.total or 0))
             return shown

@@ -75,7 +75,7 @@ def find_wheel(client: httpx.Client, index_urls: tuple[str, ...], package: str, 
         except httpx.HTTPError as error:
             faults.append(f"no answer ({type(error).__name__})")
             continue
-        if answer.status_code != httpx.codes.OK:
+        if answer.status_code != 200:
             faults.append(f"status {answer.status_code}")
         elif (url := _links(answer).get(wheel)) is not None:
             return url
