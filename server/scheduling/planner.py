@@ -181,9 +181,9 @@ class Planner:
     def _note_admission(self, sequence: Sequence, cached_len: int, now: float) -> None:
         """Count a sequence's first admission."""
         stats, request = self._state.stats, sequence.request
-        if sequence.scheduled_at is not None:
+        if sequence.scheduled:
             return
-        sequence.scheduled_at = now
+        sequence.scheduled, sequence.scheduled_at = True, now
         sequence.cached_prompt_tokens = cached_len
         stats.prompt_tokens += sequence.prompt_len
         stats.prefix_queries += sequence.prompt_len

@@ -87,7 +87,8 @@ class Sequence:
     out_max: int = 0  # tokens that unfinished plans may still give
     out_min: int = 0  # tokens that they will give, unless the sequence finishes
     cached_prompt_tokens: int = 0  # at its first admission
-    scheduled_at: float | None = None
+    scheduled_at: float = 0.0  # at its first admission
+    scheduled: bool = False  # whether that has been
     first_token_at: float | None = None
 
     @property

@@ -98,14 +98,14 @@ class Scheduler:
         sequence.output.append(token.token)
         stats.generation_tokens += 1
         first = sequence.first_token_at is None
-        if sequence.first_token_at is None and sequence.scheduled_at is not None:
+        if sequence.first_token_at is None:
             sequence.first_token_at = now
             stats.prefill_times.append(now - sequence.scheduled_at)
         n_written = sequence.n_tokens - 1  # the token is here, its keys and values are not
         if sequence.state is State.RUNNING and n_written % state.page_size == 0:
             state.publish(sequence, n_written)
         if token.finish is not None:
-            stats.decode_times.append(now - (sequence.first_token_at or now))
+            stats.decode_times.append(now - sequence.first_token_at)
             state.end(sequence, by_runtime=True)
         return TokenEvent(
             key=sequence.request.new.key,

@@ -101,7 +101,7 @@ class Life:
         self.runtime.advance()
         self.absorb()
 
-    def run(self, turns: int = 100_000) -> None:
+    def run(self, turns: int = 3_000) -> None:
         """Go on until all is done."""
         while not self.scheduler.is_idle and turns:
             self.turn()
