@@ -17,6 +17,9 @@ import pytest
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# Before torch is imported: OpenMP threads that spin for their peers make shared cores a hundred times slower.
+os.environ.setdefault("GOMP_SPINCOUNT", "7000")
+
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

@@ -9,7 +9,7 @@ from megakernel_runtime.models.read_config import read_config
 from megakernel_runtime.weights.load import load_weights
 from tests.program.programs import admit, decode, ignore_progress, interpreter, prefill, relative_error
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # twelve generations in fp32, twice, on two cores
 
 QUESTIONS = (
     "What is the capital of France?",
