@@ -98,7 +98,7 @@ class FakeRuntime:
         if number == script.fault_at_step:
             raise RuntimeFault(f"scripted fault in step {number}")
         if number == script.hang_at_step:
-            time.sleep(threading.TIMEOUT_MAX)
+            threading.Event().wait()
         self._stalled = number == script.stall_at_step
         if delay_s := script.step_seconds + script.row_seconds * sum(segment.count for segment in segments):
             time.sleep(delay_s)

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 MAX_SOCKET_PATH = 100  # bytes; the kernel's bound is 108 on Linux and 104 on macOS
 RETRY_AFTER_S = 2.0
+STOPPING = "the server is stopping"
 
 _NOT_READY = {
     "loading": ("not_ready", "the model is being loaded: try again in a moment"),
@@ -86,7 +87,7 @@ class EngineClient:
             self._running.cancel()
             with suppress(asyncio.CancelledError):
                 await self._running
-        self._streams.fail_all("the server is stopping")
+        self._streams.fail_all(STOPPING)
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -192,9 +193,8 @@ class EngineClient:
         for callback in self._on_state:
             callback(state)
 
-    def _note_lost(self) -> None:
-        stopping = self.state == "draining"
-        self._streams.fail_all("the server is stopping" if stopping else "the engine failed: send the request again")
+    def _note_lost(self, why: str) -> None:
+        self._streams.fail_all(STOPPING if self.state == "draining" else f"the engine failed, try again: {why}")
 
 
 def _private_directory() -> Path:

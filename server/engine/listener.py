@@ -87,7 +87,9 @@ class Listener:
     def flush(self) -> None:
         """Send what is queued, as far as the other sides take it now; the rest goes during `receive`."""
         for connection in tuple(self._connections.values()):
-            if connection.unsent and not connection.watched_for_writing:
+            if len(connection.unsent) > MAX_UNSENT_BYTES:
+                self._drop(connection, f"{len(connection.unsent)} bytes were not taken")
+            elif connection.unsent and not connection.watched_for_writing:
                 self._send(connection)
 
     def close(self, within_s: float) -> None:
@@ -143,9 +145,7 @@ class Listener:
             self._drop(connection, str(error))
             return
         del connection.unsent[:sent]
-        if len(connection.unsent) > MAX_UNSENT_BYTES:
-            self._drop(connection, f"{len(connection.unsent)} bytes were not taken")
-        elif bool(connection.unsent) != connection.watched_for_writing:
+        if bool(connection.unsent) != connection.watched_for_writing:
             connection.watched_for_writing = bool(connection.unsent)
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
             self._selector.modify(connection.sock, events, connection)

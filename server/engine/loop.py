@@ -18,6 +18,7 @@ from server.engine.messages import (
     Cancel,
     EngineToApi,
     Failed,
+    Fault,
     Hello,
     Rejected,
     Submit,
@@ -73,13 +74,12 @@ class EngineLoop:
         self._draining = True
 
     def run(self) -> None:
-        """Serve until drained. Raises RuntimeFault, after every living request was told that it failed."""
+        """Serve until drained. Raises RuntimeFault, after all connections were told."""
         try:
             while not (self._draining and self._scheduler.is_idle):
                 self._turn()
         except Exception as error:
-            for key in self._scheduler.keys:
-                self._listener.send(key[0], Failed(key[1], f"the engine failed and is started again: {error}"))
+            self._listener.broadcast(Fault(str(error) or type(error).__name__))
             raise
 
     def _turn(self) -> None:

@@ -117,6 +117,7 @@ class Engine:
         signal.signal(signal.SIGTERM, drain)
         self._listener.greeting = loop.hello
         self._listener.broadcast(loop.hello)
+        self._listener.flush()
         gc.collect()
         gc.freeze()  # what loading left stays: collections look at requests only, and take microseconds
         loop.run()

@@ -79,6 +79,12 @@ class LoadFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     message: str
 
 
+class Fault(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Engine -> API: runtime or engine failed. Every request is lost, nothing more comes, the process ends."""
+
+    message: str
+
+
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Logprobs of one generated token; `top` falls."""
 
@@ -129,5 +135,5 @@ class Drain(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """API -> engine: finish what runs, admit nothing more, then exit 0."""
 
 
-EngineToApi = Hello | Loading | LoadFailed | Tokens | Rejected | Failed | Observations
+EngineToApi = Hello | Loading | LoadFailed | Fault | Tokens | Rejected | Failed | Observations
 ApiToEngine = Submit | Cancel | Drain

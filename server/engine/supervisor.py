@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.engine.link import EngineLink, connect
-from server.engine.messages import PROTOCOL_VERSION, ApiToEngine, Drain, EngineToApi, Hello, LoadFailed, Loading
+from server.engine.messages import PROTOCOL_VERSION, ApiToEngine, Drain, EngineToApi, Fault, Hello, LoadFailed, Loading
+from server.engine.observer import IDLE_INTERVAL_S
 from server.engine.process import EngineProcess
 from server.engine.spec import EXIT_LOAD_FAILED, EngineSpec
 
 logger = logging.getLogger(__name__)
 
 CONNECT_EVERY_S = 0.01
-WATCHES = 4  # looks within a time-out: only several silent ones in a row mean that the engine hangs, not this process
+WATCHES = 4  # looks within a time-out: only silent ones in a row mean that the engine hangs, and not this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,14 @@ class Supervision:
     stable_after_s: float = 60.0  # ready for so long: the next pause is the first again
     max_failed_starts: int = 5  # in a row, without getting ready: no further one is tried
 
+    def __post_init__(self) -> None:
+        """Refuse what would take a healthy engine for dead. Raises ValueError."""
+        if self.hang_timeout_s < 2 * IDLE_INTERVAL_S:
+            raise ValueError(
+                f"hang_timeout_s is {self.hang_timeout_s:g}; an idle engine is heard from every {IDLE_INTERVAL_S:g} s, "
+                f"so it must be at least {2 * IDLE_INTERVAL_S:g}"
+            )
+
 
 class Supervisor:
     """States: loading, ready, draining, restarting, failed. `failure` says why, once failed."""
@@ -45,7 +54,7 @@ class Supervisor:
         socket_path: Path,
         on_message: Callable[[EngineToApi], None],
         on_state: Callable[[str], None],
-        on_lost: Callable[[], None],
+        on_lost: Callable[[str], None],
     ) -> None:
         self._spec = spec
         self._supervision = supervision
@@ -135,13 +144,12 @@ class Supervisor:
 
     async def _watch(self, link: EngineLink) -> None:
         """Return when the engine has been silent for too long."""
-        silent = 0
-        while silent < WATCHES:
+        limits, silent_s = self._supervision, 0.0
+        look_every_s = min(limits.hang_timeout_s, limits.load_timeout_s) / WATCHES
+        while silent_s < (limits.load_timeout_s if self._ready_at is None else limits.hang_timeout_s):
             link.heard = False
-            limits = self._supervision
-            timeout_s = limits.load_timeout_s if self._ready_at is None else limits.hang_timeout_s
-            await asyncio.sleep(timeout_s / WATCHES)
-            silent = 0 if link.heard else silent + 1
+            await asyncio.sleep(look_every_s)
+            silent_s = 0.0 if link.heard else silent_s + look_every_s
         logger.error("engine gives no sign of life, killing it", extra={"pid": self.pid})
 
     def _take(self, message: EngineToApi) -> None:
@@ -149,6 +157,9 @@ class Supervisor:
             self.loading = message
         elif isinstance(message, LoadFailed):
             self.failure = message.message
+            self._lose(message.message)
+        elif isinstance(message, Fault):
+            self._lose(message.message)
         elif isinstance(message, Hello):
             self._welcome(message)
         self._on_message(message)
@@ -162,7 +173,7 @@ class Supervisor:
         if self.state != "draining":
             self._set_state("ready")
 
-    def _lose(self) -> None:
+    def _lose(self, why: str = "it ended unexpectedly") -> None:
         """The engine is gone or will be: nothing can be asked of it any more, nothing comes any more."""
         if self._link is None:
             return
@@ -170,7 +181,7 @@ class Supervisor:
         self._link = None
         if self.state == "ready":
             self._set_state("restarting")
-        self._on_lost()
+        self._on_lost(why)
 
     def _set_state(self, state: str) -> None:
         self.state = state

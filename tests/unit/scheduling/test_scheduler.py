@@ -185,6 +185,13 @@ class TestSharing:
         life.run()
         assert life.scheduler.stats.prefix_hits == 0
 
+    def test_without_a_cache_requests_do_not_share_while_they_run_either(self):
+        life = life_with(ask("a", range(8)), settings=SchedulerSettings(prefix_cache=False))
+        life.turn()
+        life.submit(ask("b", range(8)))
+        life.run()
+        assert life.scheduler.stats.prefix_hits == 0
+
     def test_cached_tokens_are_told_with_the_first_token(self):
         life = life_with(ask("a", range(9)))
         life.run()
