@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from types import FrameType
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 CLOSE_WITHIN_S = 1.0
+PARENT_EVERY_S = 1.0
 HEARD_WITHIN_S = 10.0  # the supervisor connects within milliseconds
 
 
@@ -45,13 +47,22 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the one that started it ends, however it ends (Linux; else nothing)."""
+    """Have this process end when the one that started it does, however that ends."""
     if not parent:
         return
-    if sys.platform == "linux":
+    if sys.platform == "linux":  # the kernel sees to it, also when this process hangs
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    else:
+        threading.Thread(target=exit_when_orphaned, args=(parent,), daemon=True).start()
     if os.getppid() != parent:  # it ended before the call above
         sys.exit(EXIT_FAULT)
+
+
+def exit_when_orphaned(parent: int) -> None:
+    """Look once a second whether the parent still is the parent; end this process at once when not."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_EVERY_S)
+    os._exit(EXIT_FAULT)
 
 
 class Engine:

@@ -51,8 +51,6 @@ class Streams:
 
     def __init__(self) -> None:
         self._streams: dict[str, Stream] = {}
-        self._empty = asyncio.Event()
-        self._empty.set()
 
     def __len__(self) -> int:
         """How many are in flight."""
@@ -62,15 +60,12 @@ class Streams:
         """Return a new stream. Raises ValueError when the id is in use."""
         if request.request_id in self._streams:
             raise ValueError(f"request id {request.request_id!r} is in use")
-        stream = self._streams[request.request_id] = Stream(request.n)
-        self._empty.clear()
-        return stream
+        self._streams[request.request_id] = Stream(request.n)
+        return self._streams[request.request_id]
 
     def close(self, request_id: str) -> None:
         """Forget a stream; what still comes for it is dropped."""
         self._streams.pop(request_id, None)
-        if not self._streams:
-            self._empty.set()
 
     def deliver(self, reply: Reply) -> None:
         """Hand a reply to its stream; one for a request that is gone is dropped."""
@@ -83,7 +78,3 @@ class Streams:
         for request_id, stream in tuple(self._streams.items()):
             if not stream.complete:
                 stream.push(Failed(request_id, message))
-
-    async def emptied(self) -> None:
-        """Return when none is in flight."""
-        await self._empty.wait()

@@ -94,7 +94,10 @@ class Supervisor:
     async def run(self) -> None:
         """Keep engines running until one has drained or none can be had. On cancellation the engine is killed."""
         while self.state != "draining":
-            status = await self._live()
+            try:
+                status = await self._live()
+            except OSError as error:
+                self.failure, status = f"the engine process cannot be started: {error}", 0
             if self.state == "draining":
                 return
             if self.failure is not None or self._gives_up(status):
@@ -138,7 +141,7 @@ class Supervisor:
         while not process.exited.done():
             try:
                 return await connect(self._socket_path, self._take)
-            except (FileNotFoundError, ConnectionRefusedError):
+            except OSError:  # it does not listen yet
                 await asyncio.sleep(CONNECT_EVERY_S)
         return None
 
@@ -167,6 +170,7 @@ class Supervisor:
     def _welcome(self, hello: Hello) -> None:
         if hello.version != PROTOCOL_VERSION:
             self.failure = f"the engine speaks protocol {hello.version}, this server {PROTOCOL_VERSION}: reinstall"
+            self._lose(self.failure)
             return
         self.hello, self.loading, self._failed_starts = hello, None, 0
         self._ready_at = asyncio.get_running_loop().time()

@@ -245,3 +245,30 @@ def test_an_engine_whose_parent_is_gone_already_does_not_start(tmp_path):
     done = subprocess.run([*command, "--spec", spec], capture_output=True, text=True, check=False, timeout=30)
     assert done.returncode == 70
     assert not (tmp_path / "s").exists()
+
+
+def test_where_no_kernel_sees_to_it_an_orphan_ends_itself():
+    """A child whose parent is not the one that it was told."""
+    code = "from server.engine.main import exit_when_orphaned; exit_when_orphaned(1)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30).returncode == 70
+
+
+async def test_a_process_that_cannot_be_started_is_a_failure(engine, monkeypatch):
+    monkeypatch.setattr("server.engine.process.PROGRAM", ("/nowhere/python",))
+    client = await engine(ready=False)
+    assert await asyncio.wait_for(client.wait_for("ready"), 10) == "failed"
+    assert "the engine process cannot be started" in client.failure
+
+
+async def test_an_engine_of_another_build_is_refused(engine, monkeypatch):
+    monkeypatch.setattr("server.engine.supervisor.PROTOCOL_VERSION", 99)
+    client = await engine(ready=False)
+    assert await asyncio.wait_for(client.wait_for("ready"), 10) == "failed"
+    assert client.failure == "the engine speaks protocol 1, this server 99: reinstall"
+
+
+async def test_an_engine_that_sends_what_cannot_be_read_is_replaced(engine):
+    client = await engine()
+    client._supervisor._link.data_received(b"\xff" * 8)
+    assert await asyncio.wait_for(client.wait_for("restarting"), 10) == "restarting"
+    await comes_back(client)
