@@ -5,6 +5,8 @@ Must not know: FastAPI. Each message carries the value, the limit and the remedy
 
 from __future__ import annotations
 
+import math
+
 
 class MegakernelError(Exception):
     """Base of all errors that this server raises on purpose."""
@@ -62,10 +64,24 @@ class MethodNotAllowed(ApiError):
     type = "invalid_request_error"
 
 
+class RequestTimeout(ApiError):
+    """408: the body did not arrive in time."""
+
+    status = 408
+    type = "invalid_request_error"
+
+
 class TooLarge(ApiError):
     """413: the body is over the limit."""
 
     status = 413
+    type = "invalid_request_error"
+
+
+class UnsupportedMedia(ApiError):
+    """415: the body is not declared as JSON."""
+
+    status = 415
     type = "invalid_request_error"
 
 
@@ -88,3 +104,25 @@ class EngineFault(ApiError):
 
     status = 500
     type = "server_error"
+
+
+def error_body(error: ApiError) -> dict[str, dict[str, str | None]]:
+    """Return what a client gets to read, in OpenAI's shape."""
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+
+
+def retry_headers(error: ApiError) -> dict[str, str]:
+    """Return Retry-After (whole seconds, rounded up) and retry-after-ms; empty where coming back does not help."""
+    if error.retry_after_s is None:
+        return {}
+    return {
+        "retry-after": str(max(1, math.ceil(error.retry_after_s))),
+        "retry-after-ms": str(max(1, round(error.retry_after_s * 1000))),
+    }
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """Return the error as clients are told of it: our own as they are, any other without its inside."""
+    if isinstance(error, ApiError):
+        return error
+    return EngineFault("internal error; the server's log has the details", code="internal_error")
