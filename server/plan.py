@@ -21,11 +21,14 @@ class Limits:
     max_n: int = 128
     max_stop_strings: int = 4
     max_logit_bias: int = 1024
+    max_stop_token_ids: int = 128
     max_prompts: int = 256
     max_top_logprobs: int = MAX_TOP_LOGPROBS
     max_bad_words: int = 128
     request_deadline_seconds: float = 600.0  # from receipt to the last token; 0 = none
     max_concurrent_per_key: int = 0  # 0 = no bound of its own
+    body_timeout_seconds: float = 60.0  # from the head of a request to the end of its body
+    keep_alive_seconds: float = 15.0  # a stream that was silent for so long gets a comment
 
 
 @dataclass(frozen=True, slots=True)
