@@ -1,0 +1,1 @@
+"""Device code in Triton's Gluon dialect: pointers and constants in, no host decisions."""

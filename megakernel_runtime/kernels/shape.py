@@ -1,0 +1,101 @@
+"""The compile-time constants of one kernel variant: what host code computes once and device code reads as constants.
+
+Standard library only. All sizes are element counts unless named otherwise. Must not know: weights, devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WARPS = 8  # consumer warps; a tile has one sub-block for each
+ROW_TILE = 16  # rows of a matrix in one tile
+SUB_COLUMNS = 64  # columns of a sub-block: 128 bytes, one swizzle period
+TILE_COLUMNS = WARPS * SUB_COLUMNS
+TILE_BYTES = ROW_TILE * TILE_COLUMNS * 2
+PAGE = 32  # tokens of a KV page
+RESIDENT_CHUNKS = 4  # tiles' worth of columns of one activation that a warp keeps in registers
+
+
+@dataclass(frozen=True)
+class KernelShape:
+    """Everything about a model, a bucket and a grid that is fixed when the kernel is compiled."""
+
+    hidden: int
+    q: int  # width of all query heads
+    kv: int  # width of all key heads
+    head_dim: int
+    group: int  # query heads of one key head
+    ffn: int
+    vocab: int
+    layers: int
+    rows: int  # T, the token bucket: 8 or 16
+    stages: int  # ring slots
+    grid: int  # G, CTAs
+    qk_norm: bool
+    qkv_bias: bool
+    window: int  # 0: none
+    eps: float
+    max_len: int  # positions of a slot, a multiple of PAGE
+    n_pages: int
+    sync_profile: bool = False
+
+    @property
+    def qkv(self) -> int:
+        """Width of a row of raw queries, keys and values."""
+        return self.q + 2 * self.kv
+
+    @property
+    def n_kv_heads(self) -> int:
+        """Key heads."""
+        return self.kv // self.head_dim
+
+    @property
+    def max_units(self) -> int:
+        """Attention units of one layer that can have partial results: never more than CTAs."""
+        return self.grid
+
+    @property
+    def max_pages(self) -> int:
+        """Pages of one slot's table."""
+        return self.max_len // PAGE
+
+    # Activations of one step lie in one buffer: per kind, layer after layer, each (rows, width) bf16.
+    @property
+    def at_x(self) -> int:
+        """Offset of the residual stream's bf16 copies: layer l's input at l, the final norm's input at `layers`."""
+        return 0
+
+    @property
+    def at_qkv(self) -> int:
+        """Offset of raw queries, keys and values."""
+        return (self.layers + 1) * self.rows * self.hidden
+
+    @property
+    def at_attn(self) -> int:
+        """Offset of attention's output."""
+        return self.at_qkv + self.layers * self.rows * self.qkv
+
+    @property
+    def at_mid(self) -> int:
+        """Offset of the residual stream's bf16 copies between attention and FFN."""
+        return self.at_attn + self.layers * self.rows * self.q
+
+    @property
+    def at_act(self) -> int:
+        """Offset of the FFN's gated activations."""
+        return self.at_mid + self.layers * self.rows * self.hidden
+
+    @property
+    def step_elements(self) -> int:
+        """Elements of one step's activations; steps of even and odd number have a buffer each."""
+        return self.at_act + self.layers * self.rows * self.ffn
+
+    @property
+    def partial_elements(self) -> int:
+        """fp32 elements of one step's partial attention results; one buffer for even, one for odd steps."""
+        return self.layers * self.max_units * 8 * (self.head_dim + 1)
+
+
+def tile_chunks(columns: int) -> int:
+    """Return how many tiles one row tile of a matrix with so many columns takes."""
+    return -(-columns // TILE_COLUMNS)
