@@ -16,12 +16,13 @@ from megakernel_runtime.kernels.matrix import (
     multiply,
     no_operand,
     out_index,
+    root_mean_squares,
     store_gated,
     store_out,
 )
 from megakernel_runtime.kernels.memory import Memory, Shared
 from megakernel_runtime.kernels.sample import begin_best, publish_best, sample, track_best
-from megakernel_runtime.kernels.sync import await_counter, now_ns, signal
+from megakernel_runtime.kernels.sync import await_counter, await_phase, locate, now_ns, signal
 from megakernel_runtime.program.isa import Op
 
 EMBED = gl.constexpr(int(Op.EMBED))
@@ -48,7 +49,7 @@ def producer(mem, smem, tape, steps, C: gl.constexpr):
     for _ in range(steps):
         for i in range(n):
             slot = g % S
-            mbarrier.wait(smem.empty.index(slot), ((g // S) & 1) ^ 1)
+            await_phase(smem.empty_at + slot * 8, ((g // S) & 1) ^ 1, mem.abort)
             mbarrier.expect(smem.full.index(slot), 8 * 16 * 64 * 2)
             tma_load(tape, [(start + i) * 8, 0, 0], smem.full.index(slot), smem.ring.index(slot))
             g += 1
@@ -72,38 +73,50 @@ def embed(mem, acts, rows, delta, first, count, n_rows, C: gl.constexpr):
 
 
 @gluon.jit
-def matrix(g, turn, mem, smem, acts, delta, op, first, count, src, dst, K, W, norm, n_rows, tag, C: gl.constexpr):
+def matrix(ring, turn, mem, smem, acts, delta, op, first, count, src, dst, K, W, norm, n_rows, tag, C: gl.constexpr):
     """A matrix instruction over `count` row tiles from `first`. One body for all: a CTA's code must fit its cache.
 
-    src, dst: element offsets in acts; dst of QKV also finds its bias. K: columns. W: width of dst. norm: null for none.
+    ring: see `multiply`. src, dst: element offsets in acts. K: columns. W: width of dst.
+    norm: null for none.
     """
     H: gl.constexpr = C.hidden
     V: gl.constexpr = C.vocab
+    T: gl.constexpr = C.rows
     BIAS: gl.constexpr = C.qkv_bias
+    PROF: gl.constexpr = C.sync_profile
     x = acts + src
     n_chunks = (K + 511) // 512
+    share = 1.0 / K.to(gl.float32)
     normed = norm.to(gl.int64) != 0
     residual = (op == OUT_OP) | (op == DOWN)
     b0, b1, b2, b3 = no_operand(C), no_operand(C), no_operand(C), no_operand(C)
-    T: gl.constexpr = C.rows
-    squares = gl.zeros([8, 64, T], gl.float32, layout=B)
+    squares = gl.zeros([8, T], gl.float32, layout=gl.SliceLayout(1, B))
+    scale = gl.full([T], 1.0, gl.float32, layout=gl.SliceLayout(0, OUT))
     best, where = begin_best(C)
+    waited = gl.to_tensor(0).to(gl.int64)
     for tile in range(first, first + count):
         r, t = out_index(tile, C)
-        acc = gl.zeros([8, 16, T], gl.float32, layout=MMA)
+        even = gl.zeros([8, 16, T], gl.float32, layout=MMA)
+        odd = gl.zeros([8, 16, T], gl.float32, layout=MMA)
         keep = gl.load(mem.resid + (t * H + r), mask=(r < H) & residual, other=0.0)
         for chunk in range(0, n_chunks, 4):
             if (n_chunks > 4) | (tile == first):
+                if PROF:
+                    waited -= now_ns(tile)
                 b0, b1, b2, b3, square = load_operands(x, norm, chunk, n_rows, K, mem.abort, tag, C)
                 squares = gl.where(chunk == 0, square, squares + square)
-            acc, g = multiply(acc, g, smem, b0, C)
+                if PROF:
+                    waited += now_ns(tile)
+            even, ring = multiply(even, odd, ring, smem, b0, mem.abort, C)
             if chunk + 1 < n_chunks:
-                acc, g = multiply(acc, g, smem, b1, C)
+                odd, ring = multiply(odd, even, ring, smem, b1, mem.abort, C)
             if chunk + 2 < n_chunks:
-                acc, g = multiply(acc, g, smem, b2, C)
+                even, ring = multiply(even, odd, ring, smem, b2, mem.abort, C)
             if chunk + 3 < n_chunks:
-                acc, g = multiply(acc, g, smem, b3, C)
-        out = add_partials(acc, squares, smem, turn, K, normed, C) + keep
+                odd, ring = multiply(odd, even, ring, smem, b3, mem.abort, C)
+        if normed & ((n_chunks > 4) | (tile == first)):
+            scale = root_mean_squares(squares, smem, turn, share, C)
+        out = add_partials(even + odd, smem, turn, C) * scale[None, :] + keep
         turn ^= 1
         if op == GATE_UP:
             store_gated(acts + dst, delta, tile, out, C)
@@ -119,7 +132,7 @@ def matrix(g, turn, mem, smem, acts, delta, op, first, count, src, dst, K, W, no
             store_out(acts + dst, delta, tile, out, W, C)
     if op == LM_HEAD:
         publish_best(mem.best, best, where, C)
-    return g, turn
+    return ring, turn, waited
 
 
 @gluon.jit
@@ -134,7 +147,7 @@ def consumer(mem, smem, steps, n_rows, n_spans, C: gl.constexpr):
     c = gl.program_id(0)
     at = gl.load(mem.meta + 4 * c + 2)
     n_code = gl.load(mem.meta + 4 * c + 3)
-    g = 0
+    ring = (gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0))
     turn = 0
     for s in range(steps):
         # every step's sampled rows, and with them all that CTAs did before, are visible from here on
@@ -160,7 +173,7 @@ def consumer(mem, smem, steps, n_rows, n_spans, C: gl.constexpr):
             word += WORDS
             tag = op * 65536 + layer + 1
             if PROF:
-                gl.store(mem.prof + (i * G + c) * 2, now_ns(tag))
+                gl.store(mem.prof + (i * G + c) * 3, now_ns(tag))
             if op == ATTEND:
                 attend(mem, smem, acts, partials, rows, delta, other, layer, n_rows, n_spans, tag, C)
             elif op == EMBED:
@@ -175,11 +188,13 @@ def consumer(mem, smem, steps, n_rows, n_spans, C: gl.constexpr):
                 norm = gl.where(norm_row < 0, gl.to_tensor(0).to(gl.int64), (mem.norm + norm_row * H).to(gl.int64)).to(
                     gl.pointer_type(gl.bfloat16)
                 )
-                g, turn = matrix(
-                    g, turn, mem, smem, acts, delta, op, first, count, src, dst, columns, width, norm, n_rows, tag, C
+                ring, turn, waited = matrix(
+                    ring, turn, mem, smem, acts, delta, op, first, count, src, dst, columns, width, norm, n_rows, tag, C
                 )
+                if PROF:
+                    gl.store(mem.prof + (i * G + c) * 3 + 2, waited)
             if PROF:
-                gl.store(mem.prof + (i * G + c) * 2 + 1, now_ns(tag))
+                gl.store(mem.prof + (i * G + c) * 3 + 1, now_ns(tag))
         if c == 0:
             gl.store(mem.stamps + s, now_ns(s))
 
@@ -212,6 +227,7 @@ def megakernel(
     steps,
     n_rows,
     n_spans,
+    nonce,
     C: gl.constexpr,
 ):
     """Entry. Grid: `C.grid` CTAs, all co-resident; 8 warps and one producer warp each."""
@@ -242,11 +258,17 @@ def megakernel(
         stamps,
         prof,
     )
+    full = gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout())
+    full_at = locate(full, nonce)
+    empty_at = locate(empty, nonce + 1)
     smem = Shared(
         gl.allocate_shared_memory(gl.bfloat16, [S, 8, 16, 64], tape.layout),
-        gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout()),
-        gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout()),
-        gl.allocate_shared_memory(gl.float32, [2, 8, 16, T], gl.SwizzledSharedLayout(1, 1, 1, [1, 2, 0])),
+        full,
+        empty,
+        full_at,
+        empty_at,
+        gl.allocate_shared_memory(gl.float32, [2, 8, 16 * T], gl.SwizzledSharedLayout(8, 1, 4, [1, 0])),
         gl.allocate_shared_memory(gl.float32, [2, 8, T], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])),
         gl.allocate_shared_memory(gl.bfloat16, [2, 8, 16, D], gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])),
         gl.allocate_shared_memory(gl.bfloat16, [16, D], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])),
@@ -255,7 +277,7 @@ def megakernel(
     )
     for i in gl.static_range(S):
         mbarrier.init(smem.full.index(i), count=1)
-        mbarrier.init(smem.empty.index(i), count=1)
+        mbarrier.init(smem.empty.index(i), count=8)
     gl.warp_specialize(
         [(consumer, (mem, smem, steps, n_rows, n_spans, C)), (producer, (mem, smem, tape, steps, C))], [1], [24]
     )

@@ -7,27 +7,32 @@ of the MMA, and the eight partial sums are added in a fixed order. Tensors are (
 
 from __future__ import annotations
 
-from megakernel_runtime.kernels.compat import barrier, gl, gluon, mbarrier, mma_v2
-from megakernel_runtime.kernels.sync import await_chunks, load_constants, store_pairs
+from megakernel_runtime.kernels.compat import barrier, gl, gluon, mma_v2
+from megakernel_runtime.kernels.sync import (
+    arrive_after,
+    await_chunks,
+    await_phase,
+    fast_reciprocal,
+    load_constants,
+    store_pairs,
+)
 
 MMA = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[8, 1, 1], instr_shape=[1, 16, 8]))
-# k_width 8: a thread's operands are 16 consecutive bytes, in shared memory (weights) and global memory (activations)
-A = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=8))
-B = gl.constexpr(gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=8))
-# A thread adds all eight partials of rows (2i, 2i + 1) and (2i + 8, 2i + 9): pairs for stores, gate beside up
-SUM = gl.constexpr(gl.BlockedLayout([8, 2, 1], [1, 4, 8], [1, 1, 8], [1, 2, 0]))
+A = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=2))
+B = gl.constexpr(gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=2))
+# Four lanes share the eight partials of four neighbouring rows: pairs for stores, gate beside up
+SUM = gl.constexpr(gl.BlockedLayout([1, 4, 1], [4, 1, 8], [1, 4, 2], [1, 2, 0]))
 OUT = gl.constexpr(gl.SliceLayout(0, SUM))
-HALF = gl.constexpr(gl.BlockedLayout([2, 1], [4, 8], [1, 8], [0, 1]))
 
 
 @gluon.jit
 def columns(C: gl.constexpr):
-    """Layout indices of an activation chunk: column, row."""
+    """Of each element of an activation chunk: where its thread's data begin, and the row."""
     T: gl.constexpr = C.rows
     w = gl.arange(0, 8, layout=gl.SliceLayout(1, gl.SliceLayout(2, B)))
     k = gl.arange(0, 64, layout=gl.SliceLayout(0, gl.SliceLayout(2, B)))
     t = gl.arange(0, T, layout=gl.SliceLayout(0, gl.SliceLayout(1, B)))
-    return w[:, None, None] * 64 + k[None, :, None], t[None, None, :]
+    return w[:, None, None] * 64 + ((k & 7) >> 1)[None, :, None] * 8, t[None, None, :]
 
 
 @gluon.jit
@@ -41,22 +46,22 @@ def no_operand(C: gl.constexpr):
 def load_operands(x, norm, first, n_rows, K, abort, tag, C: gl.constexpr):
     """Four chunks of x (rows, K) from chunk `first`, zero beyond K, times the norm's weight unless norm is null.
 
-    Returns the four MMA operands and the sums of squares of what they were before, (8, 64, T).
+    Returns the four MMA operands and each warp's sums of squares of what they were before, (8, T).
     """
     T: gl.constexpr = C.rows
     column, row = columns(C)
-    at = first * 512 + (column & -8)
-    on = (at < K).to(gl.int32) + (at + 512 < K) * 2 + (at + 1024 < K) * 4 + (at + 1536 < K) * 8
+    at = first * 512 + column
+    on = (at < K).to(gl.int32) + (at + 512 < K) * 2 + (at + 1024 < K) * 4 + (at + 1536 < K) * 8  # K: a multiple of 64
     on = gl.where(row < n_rows, on, 0)
     pointer = x + (row * K + at)
-    squares = gl.zeros([8, 64, T], gl.float32, layout=B)
+    squares = gl.zeros([8, T], gl.float32, layout=gl.SliceLayout(1, B))
     if norm.to(gl.int64) != 0:
         q = norm + (at + row * 0)
         w0, w1 = load_constants(q, on & 1), load_constants(q + 512, on & 2)
         w2, w3 = load_constants(q + 1024, on & 4), load_constants(q + 1536, on & 8)
         v0, v1, v2, v3 = await_chunks(pointer, on, abort, tag)
         f0, f1, f2, f3 = v0.to(gl.float32), v1.to(gl.float32), v2.to(gl.float32), v3.to(gl.float32)
-        squares = f0 * f0 + f1 * f1 + f2 * f2 + f3 * f3
+        squares = gl.sum(f0 * f0 + f1 * f1 + f2 * f2 + f3 * f3, axis=1)
         v0, v1 = (f0 * w0.to(gl.float32)).to(gl.bfloat16), (f1 * w1.to(gl.float32)).to(gl.bfloat16)
         v2, v3 = (f2 * w2.to(gl.float32)).to(gl.bfloat16), (f3 * w3.to(gl.float32)).to(gl.bfloat16)
     else:
@@ -65,32 +70,39 @@ def load_operands(x, norm, first, n_rows, K, abort, tag, C: gl.constexpr):
 
 
 @gluon.jit
-def multiply(acc, g, smem, operand, C: gl.constexpr):
-    """Add the ring's next tile times `operand` to acc; g counts tiles since launch.
+def multiply(acc, before, ring, smem, operand, abort, C: gl.constexpr):
+    """Add the ring's next tile times `operand` to acc; give the slot before back, whose product is in `before`.
 
-    A slot goes back one tile late: only then has every warp's MMA consumed what it read from it.
+    ring: slot, phase, and the address of the barrier that gives the last tile's slot back, 0 for none.
     """
     S: gl.constexpr = C.stages
-    slot = g % S
-    mbarrier.wait(smem.full.index(slot), (g // S) & 1)
+    slot, phase, last = ring
+    await_phase(smem.full_at + slot * 8, phase, abort)
     acc = mma_v2(smem.ring.index(slot).load(A), operand, acc)
-    mbarrier.arrive(smem.empty.index((g + S - 1) % S), count=1, pred=g > 0)
-    return acc, g + 1
+    arrive_after(before, last, C)
+    wraps = slot == S - 1
+    return acc, (gl.where(wraps, 0, slot + 1), phase ^ wraps.to(gl.int32), smem.empty_at + slot * 8)
 
 
 @gluon.jit
-def add_partials(acc, squares, smem, turn, K, normed, C: gl.constexpr):
-    """Sum the warps' partials (8, 16, T) to (16, T); if `normed`, times each row's reciprocal root mean square."""
-    EPS: gl.constexpr = C.eps
+def add_partials(acc, smem, turn, C: gl.constexpr):
+    """Sum the warps' partials (8, 16, T) to (16, T)."""
+    T: gl.constexpr = C.rows
     sums = smem.scratch.index(turn)
-    sums.store(acc)
-    smem.norms.index(turn).store(gl.sum(squares, axis=1))
+    sums.store(gl.reshape(acc, [8, 16 * T]))
     barrier()
-    out = gl.sum(sums.load(SUM), axis=0)
-    if normed:
-        square = gl.sum(smem.norms.index(turn).load(gl.SliceLayout(1, SUM)), axis=0)
-        out = out * gl.convert_layout(gl.rsqrt(square / K + EPS), gl.SliceLayout(0, OUT))[None, :]
-    return out
+    return gl.sum(sums.reshape([8, 16, T]).load(SUM), axis=0)
+
+
+@gluon.jit
+def root_mean_squares(squares, smem, turn, share, C: gl.constexpr):
+    """Reciprocal root mean square of each row, (T,), from the warps' sums of squares (8, T); share: 1 / columns."""
+    EPS: gl.constexpr = C.eps
+    norms = smem.norms.index(turn)
+    norms.store(squares)
+    barrier()
+    square = gl.sum(norms.load(gl.SliceLayout(1, SUM)), axis=0)
+    return gl.convert_layout(gl.rsqrt(square * share + EPS), gl.SliceLayout(0, OUT))
 
 
 @gluon.jit
@@ -105,20 +117,19 @@ def out_index(tile, C: gl.constexpr):
 @gluon.jit
 def store_out(dst, delta, tile, out, W, C: gl.constexpr):
     """Write (16, T) to rows of dst (T, W) as bf16, and empty the same words of the other step parity."""
-    T: gl.constexpr = C.rows
     r, t = out_index(tile, C)
     pointer = dst + (t * W + r)
-    store_pairs(pointer, pointer + delta, out, 4 * T)
+    store_pairs(pointer, pointer + delta, out, 256)
 
 
 @gluon.jit
 def store_gated(dst, delta, tile, out, C: gl.constexpr):
-    """Rows 0..7 of `out` are gate, 8..15 up: write silu(gate) * up to 8 columns of dst (T, ffn)."""
+    """Rows of `out` are gate and up in turn: write silu(gate) * up to 8 columns of dst (T, ffn)."""
     T: gl.constexpr = C.rows
     W: gl.constexpr = C.ffn
-    gate, up = gl.split(gl.permute(gl.reshape(out, [2, 8, T]), (1, 2, 0)))
-    value = gl.convert_layout(gate / (1.0 + gl.exp(-gate)) * up, HALF)
-    r = gl.arange(0, 8, layout=gl.SliceLayout(1, HALF))[:, None]
-    t = gl.arange(0, T, layout=gl.SliceLayout(0, HALF))[None, :]
+    gate, up = gl.split(gl.permute(gl.reshape(out, [8, 2, T]), (0, 2, 1)))
+    value = gate * up * fast_reciprocal(1.0 + gl.exp2(gate * -1.4426950408889634))
+    r = gl.arange(0, 8, layout=gl.SliceLayout(1, value.type.layout))[:, None]
+    t = gl.arange(0, T, layout=gl.SliceLayout(0, value.type.layout))[None, :]
     pointer = dst + (t * W + tile * 8 + r)
-    store_pairs(pointer, pointer + delta, value, 4 * T)
+    store_pairs(pointer, pointer + delta, value, 256)

@@ -38,7 +38,9 @@ class Shared(NamedTuple):
     ring: Any  # (stages, 8, 16, 64) bf16 weight tiles
     full: Any  # barriers: a slot's tile has arrived
     empty: Any  # barriers: a slot is free again
-    scratch: Any  # (2, 8, 16, T) fp32 partial sums of a row tile
+    full_at: Any  # address of `full`
+    empty_at: Any  # address of `empty`
+    scratch: Any  # (2, 8, 16 * T) fp32 partial sums of a row tile
     norms: Any  # (2, 8, T) fp32 partial sums of squares
     stages: Any  # (2, 8, 16, head_dim) bf16 keys and values of a context tile
     raw_stage: Any  # (16, head_dim) bf16: a group's queries, key and value as QKV left them

@@ -23,37 +23,48 @@ def now_ns(after):
 
 
 @gluon.jit
+def fast_reciprocal(x):
+    """1 / x within two units in the last place; 0 for infinity."""
+    return gl.inline_asm_elementwise("rcp.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+CONSTANTS_OPERANDS = gl.constexpr(",".join(["=&r"] * 8 + ["l"] * 16 + ["r"] * 16))
+
+
+@gluon.jit
 def load_constants(pointer, active):
-    """Eight bf16 of constant memory at `pointer` (equal for 8 consecutive elements) where `active`, else zeros."""
+    """Sixteen bf16 of constant memory for each thread where `active`, else zeros; see `await_chunks` for which."""
     return gl.inline_asm_elementwise(
-        """{ .reg .pred p; setp.ne.b32 p, $12, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
-@p ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4]; }""",
-        "=&r,=&r,=&r,=&r,l,l,l,l,l,l,l,l,r,r,r,r,r,r,r,r",
+        """{ .reg .pred p; setp.ne.b32 p, $24, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
+mov.b32 $4, 0; mov.b32 $5, 0; mov.b32 $6, 0; mov.b32 $7, 0;
+@p ld.global.nc.v4.b32 {$0, $2, $4, $6}, [$8]; @p ld.global.nc.v4.b32 {$1, $3, $5, $7}, [$8+64]; }""",
+        CONSTANTS_OPERANDS,
         [pointer, active],
         dtype=gl.bfloat16,
         is_pure=False,
-        pack=8,
+        pack=16,
     )
 
 
 def _await_words(chunks: int, groups: int) -> tuple[str, str]:
-    """Assembly of `await_words` and its constraints: `chunks` outputs of `groups` 16-byte words each, awaited together.
+    """Assembly of an await and its constraints: `chunks` outputs of `groups` 16-byte words each, awaited together.
 
-    Operands: 4 * chunks * groups output registers, then 8 * groups each of pointer, active bits, abort, tag.
+    Operands: 4 * chunks * groups output registers, the words of a chunk interleaved, then 8 * groups each of pointer,
+    active bits, abort, tag. A chunk's words are 64 bytes apart, chunks 1024.
     """
     words = [(c, w) for c in range(chunks) for w in range(groups)]
     base = 4 * len(words)
     n = 8 * groups
-    out = {cw: [f"${4 * i + r}" for r in range(4)] for i, cw in enumerate(words)}
+    out = {(c, w): [f"${(4 * c + r) * groups + w}" for r in range(4)] for c, w in words}
     names = {cw: f"m{i}" for i, cw in enumerate(words)}
     lines = [f".reg .pred p, {', '.join(names.values())};", ".reg .b32 n, a, e;", "mov.b32 n, 0;"]
     for (c, w), registers in out.items():
         lines += [f"mov.b32 {r}, 0;" for r in registers]
-        lines += [f"and.b32 a, ${base + n + 8 * w}, {1 << c};", f"setp.ne.b32 {names[c, w]}, a, 0;"]
+        lines += [f"and.b32 a, ${base + n}, {1 << c};", f"setp.ne.b32 {names[c, w]}, a, 0;"]
     lines += ["LOOP:"]
     for (c, w), registers in out.items():
         lines.append(
-            f"@{names[c, w]} ld.relaxed.gpu.global.v4.b32 {{{', '.join(registers)}}}, [${base + 8 * w}+{1024 * c}];"
+            f"@{names[c, w]} ld.relaxed.gpu.global.v4.b32 {{{', '.join(registers)}}}, [${base}+{1024 * c + 64 * w}];"
         )
     for cw, (r0, r1, r2, r3) in out.items():
         lines += [f"max.u32 a, {r0}, {r1};", f"max.u32 e, {r2}, {r3};", "max.u32 a, a, e;"]
@@ -82,8 +93,9 @@ ONE_WORD_OPERANDS = gl.constexpr(_await_words(1, 1)[1])
 def await_chunks(pointer, active, abort, tag):
     """Four bf16 tensors: at `pointer` and 512, 1024, 1536 elements on, where bits 0..3 of `active` say so, else zeros.
 
-    `pointer` and `active` are equal for 8 consecutive elements. Each thread loads all its words at once and repeats
-    the loads of those that are EMPTY, so that a wait ends one trip to the L2 cache after the last word was written.
+    Of each chunk a thread gets 16 elements: 8 at its `pointer` and 8 that lie 32 elements on, in turns of two; the
+    tape's columns are permuted to match (resident/tape.py). Each thread loads all its words at once and repeats the
+    loads of those that are EMPTY, so that a wait ends one trip to the L2 cache after the last word was written.
     """
     v0, v1, v2, v3 = gl.inline_asm_elementwise(
         FOUR_CHUNKS,
@@ -158,6 +170,82 @@ mov.b32 $0, 0; mov.b32 $1, 0; }""",
         is_pure=False,
         pack=2,
     )
+
+
+@gluon.jit
+def locate(barriers, nonce):
+    """Address of an array of mbarriers in shared memory, before they are initialised; 0 if it is not found just once.
+
+    Gluon has no name for such an address. So a mark that only this launch knows is stored there and searched for.
+    Waiting and arriving by that address is a warp's own affair, where Gluon's operations stop all warps each time.
+    """
+    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [8], [0])
+    barriers.index(0).store(gl.full([1], 0, gl.int64, layout=LINE) + nonce)
+    barrier()
+    first = gl.arange(0, 256, layout=LINE)
+    found = gl.inline_asm_elementwise(
+        """{ .reg .pred p; .reg .b32 a, e, s; .reg .b64 v; mov.u32 a, global_smem; mov.u32 s, %dynamic_smem_size;
+add.u32 e, a, s; shl.b32 s, $1, 3; add.u32 a, a, s; mov.b32 $0, 0;
+SCAN: setp.ge.u32 p, a, e; @p bra DONE; ld.shared.b64 v, [a]; setp.eq.b64 p, v, $2; @p mov.b32 $0, a;
+add.u32 a, a, 2048; bra SCAN; DONE: }""",
+        "=&r,r,l",
+        [first, nonce],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+    times = gl.sum((found != 0).to(gl.int32), axis=0)
+    address = gl.max(found, axis=0)
+    barrier()
+    return gl.where(times == 1, address, 0)
+
+
+@gluon.jit
+def await_phase(address, phase, abort):
+    """Wait, each thread for itself, until the mbarrier at `address` has completed the phase of this parity."""
+    gl.inline_asm_elementwise(
+        """{ .reg .pred p; .reg .b32 n, a; mov.b32 n, 0;
+LOOP: mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2, 1000; @p bra DONE;
+add.u32 n, n, 1; and.b32 a, n, 63; setp.ne.b32 p, a, 0; @p bra LOOP;
+ld.relaxed.gpu.global.b32 a, [$3]; setp.ne.b32 p, a, 0; @p bra DONE;
+setp.lt.u32 p, n, 2000000; @p bra LOOP;
+atom.relaxed.gpu.global.cas.b32 a, [$3], 0, -1;
+DONE: mov.b32 $0, 0; }""",
+        "=r,r,r,l",
+        [address, phase, abort.to(gl.int64)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+def _arrive_after(n: int) -> tuple[str, str]:
+    """Assembly of `arrive_after` for n accumulators a thread, and its constraints."""
+    lines = [".reg .pred p;", ".reg .b32 t;", "mov.u32 t, %laneid;", "setp.eq.u32 p, t, 0;"]
+    lines += [f"setp.ne.and.b32 p, ${2 * n}, 0, p;"]
+    lines += [f"setp.ne.and.b32 p, ${n + i}, -2, p;" for i in range(n)]
+    lines += [f"@p mbarrier.arrive.shared::cta.b64 _, [${2 * n}];", *(f"mov.b32 ${i}, 0;" for i in range(n))]
+    return "{ " + "\n".join(lines) + " }", ",".join(["=r"] * n + ["r"] * (2 * n))
+
+
+ARRIVE_4 = gl.constexpr(_arrive_after(4)[0])
+ARRIVE_4_OPERANDS = gl.constexpr(_arrive_after(4)[1])
+ARRIVE_8 = gl.constexpr(_arrive_after(8)[0])
+ARRIVE_8_OPERANDS = gl.constexpr(_arrive_after(8)[1])
+
+
+@gluon.jit
+def arrive_after(acc, address, C: gl.constexpr):
+    """One arrival a warp at the mbarrier at `address` (none for 0), once `acc` is there: its operands have been read.
+
+    The comparison with a NaN that no MMA yields ties the arrival to acc: without it the assembler moves the arrival
+    up to where the operands' loads have been issued but have not returned, and the next tile overwrites them.
+    """
+    ASM: gl.constexpr = ARRIVE_4 if C.rows == 8 else ARRIVE_8
+    OPERANDS: gl.constexpr = ARRIVE_4_OPERANDS if C.rows == 8 else ARRIVE_8_OPERANDS
+    EACH: gl.constexpr = 4 if C.rows == 8 else 8
+    args = [acc.to(gl.int32, bitcast=True), address]
+    gl.inline_asm_elementwise(ASM, OPERANDS, args, dtype=gl.int32, is_pure=False, pack=EACH)
 
 
 @gluon.jit

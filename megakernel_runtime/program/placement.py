@@ -42,6 +42,11 @@ class Placement:
         return sum(task.count * row_chunks(config, task.op) for task in self.tasks[cta])
 
 
+def padded(columns: int) -> int:
+    """Return the width of an activation on the device: a multiple of 64, so that no word of it crosses into another."""
+    return -(-columns // 64) * 64
+
+
 def columns_of(config: ModelConfig, op: Op) -> int:
     """Return the columns of the matrix of `op`; 0 for instructions without one."""
     return {
@@ -58,7 +63,7 @@ def rows_of(config: ModelConfig, op: Op) -> int:
     return {
         Op.QKV: config.q_size + 2 * config.kv_size,
         Op.OUT: config.hidden_size,
-        Op.GATE_UP: 2 * config.ffn_size,
+        Op.GATE_UP: 2 * padded(config.ffn_size),
         Op.DOWN: config.hidden_size,
         Op.LM_HEAD: config.vocab_size,
     }.get(op, 0)

@@ -1,7 +1,9 @@
 """The weight tape: all matrices repacked, so that each CTA reads one unbroken run of bytes in the order of its needs.
 
-A tile is 16 rows x 512 columns as 8 sub-blocks (8, 16, 64); rows and columns are padded with zeros. Must not know:
-device code.
+A tile is 16 rows x 512 columns as 8 sub-blocks (8, 16, 64); rows and columns are padded with zeros. Within a sub-block
+the columns are permuted: an MMA wants columns (2i, 2i + 1, 2i + 8, 2i + 9) of 16 in thread i, and so that the thread
+can load its activations as two words of 8 neighbours, 8i .. 8i + 7 and 32 further, the weights' columns change places
+instead. Must not know: device code.
 """
 
 from __future__ import annotations
@@ -13,9 +15,17 @@ import torch
 
 from megakernel_runtime.models.config import ModelConfig
 from megakernel_runtime.program.isa import Op
-from megakernel_runtime.program.placement import ROW_TILE, TILE_COLUMNS, Placement, row_chunks
+from megakernel_runtime.program.placement import ROW_TILE, TILE_COLUMNS, Placement, padded, row_chunks
 
 WARPS, SUB_COLUMNS = 8, 64
+# Column of the matrix that stands at each place of a sub-block: MMA m of four takes word pairs (2m, 2m + 1)
+COLUMN_AT = tuple(
+    32 * half + 8 * thread + 2 * mma + low
+    for mma in range(4)
+    for half in range(2)
+    for thread in range(4)
+    for low in range(2)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +43,25 @@ def tile_matrix(matrix: torch.Tensor) -> torch.Tensor:
     pad_rows, pad_columns = -rows % ROW_TILE, -columns % TILE_COLUMNS
     matrix = torch.nn.functional.pad(matrix, (0, pad_columns, 0, pad_rows))
     tiles = matrix.view(-1, ROW_TILE, matrix.shape[1] // TILE_COLUMNS, WARPS, SUB_COLUMNS)
-    return tiles.permute(0, 2, 3, 1, 4)
+    return tiles[..., COLUMN_AT].permute(0, 2, 3, 1, 4)
 
 
 def untile_matrix(tiles: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     """The inverse of `tile_matrix`: padding dropped."""
     row_tiles, chunks = tiles.shape[:2]
-    return tiles.permute(0, 3, 1, 2, 4).reshape(row_tiles * ROW_TILE, chunks * TILE_COLUMNS)[:rows, :columns]
+    place_of = sorted(range(SUB_COLUMNS), key=COLUMN_AT.__getitem__)
+    return (
+        tiles[..., place_of]
+        .permute(0, 3, 1, 2, 4)
+        .reshape(row_tiles * ROW_TILE, chunks * TILE_COLUMNS)[:rows, :columns]
+    )
 
 
 def interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """(ffn, columns) twice -> (2 * ffn, columns): 8 rows of gate, 8 of up, and so on, so that one tile holds both."""
-    half = ROW_TILE // 2
-    return torch.stack((gate.view(-1, half, gate.shape[1]), up.view(-1, half, up.shape[1])), 1).flatten(0, 2)
+    """(ffn, columns) twice -> (2 * padded ffn, columns): rows of gate and up in turn, so that one tile holds both."""
+    missing = padded(gate.shape[0]) - gate.shape[0]
+    gate, up = (torch.nn.functional.pad(half, (0, 0, 0, missing)) for half in (gate, up))
+    return torch.stack((gate, up), 1).flatten(0, 1)
 
 
 def matrix_of(config: ModelConfig, weights: Mapping[str, torch.Tensor], op: Op, layer: int) -> torch.Tensor:
