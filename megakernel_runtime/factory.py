@@ -5,14 +5,19 @@ Must not know: how any backend works.
 
 from __future__ import annotations
 
-from megakernel_runtime.interface import CapacityError, Progress, Runtime, RuntimeSpec
+from dataclasses import replace
 
-_AUTO = "cpu"  # what "auto" stands for
+from megakernel_runtime.interface import CapacityError, Progress, Runtime, RuntimeSpec
 
 
 def load_runtime(spec: RuntimeSpec, progress: Progress) -> Runtime:
-    """Return the runtime that `spec` names, loaded. Raises ModelError and CapacityError."""
-    match _AUTO if spec.backend == "auto" else spec.backend:
+    """Return the runtime that `spec` names, loaded. "auto" is the fastest that this machine has.
+
+    Raises ModelError and CapacityError.
+    """
+    if spec.backend == "auto":
+        spec = replace(spec, backend=_fastest())
+    match spec.backend:
         case "fake":
             from megakernel_runtime.backends.fake import load_fake
 
@@ -24,5 +29,23 @@ def load_runtime(spec: RuntimeSpec, progress: Progress) -> Runtime:
             from megakernel_runtime.backends.cpu.runtime import load_cpu
 
             return load_cpu(spec, progress)
+        case "graphs" | "eager":
+            from megakernel_runtime.backends.graphs.load import load_graphs
+
+            return load_graphs(spec, progress)
         case unknown:
-            raise CapacityError(f"backend {unknown!r} is not in this version; choose auto, cpu or fake")
+            raise CapacityError(f"backend {unknown!r} is not in this version; choose auto, graphs, eager, cpu or fake")
+
+
+def _fastest() -> str:
+    """Return graphs if there is a GPU for it, else cpu."""
+    from megakernel_runtime.backends.cpu.machine import share_cores
+
+    share_cores()  # before the next line imports torch
+    from megakernel_runtime.backends.graphs.load import cuda_device
+
+    try:
+        cuda_device("graphs")
+    except CapacityError:
+        return "cpu"
+    return "graphs"

@@ -91,7 +91,9 @@ def test_progress_counts_up_to_its_total(tiny_path):
 def test_unknown_choices_are_refused(tiny_path):
     with pytest.raises(CapacityError, match="weight format 'int3' is unknown; choose auto, fp32, fp16"):
         load(tiny_path, weight_format="int3")
-    with pytest.raises(CapacityError, match="backend 'tpu' is not in this version; choose auto, cpu or fake"):
+    with pytest.raises(
+        CapacityError, match="backend 'tpu' is not in this version; choose auto, graphs, eager, cpu or fake"
+    ):
         load(tiny_path, backend="tpu")
 
 

@@ -1,0 +1,190 @@
+"""The state of all slots on the device: fields, page tables, masks, penalty counts, bias; and how the host writes it.
+
+Everything but rows of `bias` and `counts` that are cleared lies in one arena of 32 bit words, so that whatever a plan
+changes is one list of (address, word) pairs. The device itself moves TOKEN, POSITION, GENERATED, LIVE and `counts` on.
+Must not know: plans, steps, models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from megakernel_runtime.backends.graphs.fields import FIELD_WORDS, MASK_BITS, PROMPT_COUNT, Field, Flag
+from megakernel_runtime.backends.graphs.words import Words, tensor_of
+from megakernel_runtime.interface import RuntimeFault, SamplingParams
+from megakernel_runtime.program.slots import Slot
+
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(slots=True)
+class _Known:
+    """What of a slot the device has been told."""
+
+    owner: Slot | None = None
+    n_pages: int = 0
+    masks: dict[int, int] = field(default_factory=dict[int, int])  # address -> word, of words that are not zero
+    flags: Flag = field(default_factory=lambda: Flag(0))
+    wants_logprobs: bool = False
+    ban_until: int = 0
+
+
+class SlotState:
+    """Tensors of `max_slots` slots. `sync` brings a slot up to date, `take_packet` gives what is to be written."""
+
+    def __init__(
+        self, max_slots: int, max_pages: int, vocab_size: int, max_model_len_tokens: int, device: torch.device
+    ) -> None:
+        """Allocate; for each slot the two arrays over the vocabulary take 8 bytes a token."""
+        self.mask_words = -(-vocab_size // MASK_BITS)
+        widths = (FIELD_WORDS, max_pages, self.mask_words, self.mask_words, vocab_size, vocab_size)
+        self.arena = torch.zeros(max_slots * sum(widths), dtype=torch.int32, device=device)
+        parts = _split(self.arena, [max_slots * width for width in widths])
+        fields, pages, stops, allowed, counts, bias = (part.view(max_slots, -1) for part in parts)
+        self.fields = fields  # (slots, FIELD_WORDS), see fields.py
+        self.pages = pages  # (slots, max_pages)
+        self.stops = stops  # (slots, mask_words) bit masks over the vocabulary
+        self.allowed = allowed
+        self.counts = counts  # (slots, V): PROMPT_COUNT if in the prompt, plus how often in the output
+        self.bias = bias.view(torch.float32)  # (slots, V)
+        self._vocab_size = vocab_size
+        self._max_len = max_model_len_tokens
+        self._known = [_Known() for _ in range(max_slots)]
+        self._pending: list[tuple[Words, Words]] = []  # addresses, words
+
+    def sync(self, slot: Slot) -> None:
+        """Note for the next packet what is new of a slot. Rows of `bias` and `counts` are cleared at once."""
+        known = self._known[slot.index]
+        if known.owner is not slot:
+            known.owner, known.n_pages = slot, 0
+            self._admit(slot, known)
+        if known.n_pages < len(slot.pages):
+            fresh = np.array(slot.pages[known.n_pages :], dtype=np.int32)
+            self._put(self.pages, slot.index, np.arange(known.n_pages, len(slot.pages)), fresh)
+            known.n_pages = len(slot.pages)
+
+    def needs_full(self, slot: Slot) -> bool:
+        """Whether the next token of a slot needs more than temperature and cuts."""
+        known = self._known[slot.index]
+        return bool(known.flags) or known.wants_logprobs or slot.n_generated < known.ban_until
+
+    def take_packet(self) -> Tensor | None:
+        """Return all writes since the last call, None if none: addresses into the arena and words, (2, n) i32, CPU."""
+        if not self._pending:
+            return None
+        addresses, words = zip(*self._pending, strict=True)
+        self._pending.clear()
+        return tensor_of(np.stack((np.concatenate(addresses), np.concatenate(words))))
+
+    # ---------------------------------------------------------------- admission
+
+    def _admit(self, slot: Slot, known: _Known) -> None:
+        p = slot.sampling
+        tokens = self._tokens(slot, "token", slot.tokens)
+        known.flags = _flags(p)
+        known.wants_logprobs = p.top_logprobs is not None
+        known.ban_until = p.min_tokens if _may_ban_stops(p) else 0
+        self._put(self.fields, slot.index, np.arange(FIELD_WORDS), self._fields_of(slot, known))
+        self._put_masks(slot, known)
+        if Flag.PENALISED in known.flags:
+            self._put_counts(slot, tokens)
+        if Flag.BIASED in known.flags:
+            self._put_bias(slot)
+
+    def _fields_of(self, slot: Slot, known: _Known) -> Words:
+        p = slot.sampling
+        words = np.zeros(FIELD_WORDS, dtype=np.int32)
+        words[Field.TOKEN] = slot.tokens[-1]
+        words[Field.POSITION] = len(slot.tokens) - 1
+        words[Field.GENERATED] = slot.n_generated
+        words[Field.LIVE] = 1
+        words[Field.LIMIT] = min(p.max_tokens, self._max_len - slot.prompt_len)
+        words[Field.MIN_TOKENS] = min(p.min_tokens, _INT32_MAX)
+        words[Field.BAN_UNTIL] = min(known.ban_until, _INT32_MAX)
+        words[Field.FLAGS] = known.flags
+        words[Field.TOP_K] = p.top_k if 0 < p.top_k < self._vocab_size else 0
+        words[Field.N_TOP] = -1 if p.top_logprobs is None else p.top_logprobs
+        words.view(np.uint32)[[Field.SEED_LOW, Field.SEED_HIGH]] = p.seed & 0xFFFFFFFF, p.seed >> 32 & 0xFFFFFFFF
+        floats = words.view(np.float32)
+        floats[Field.TEMPERATURE] = p.temperature
+        floats[Field.MIN_P] = p.min_p
+        floats[Field.REPETITION] = p.repetition_penalty
+        floats[Field.PRESENCE] = p.presence_penalty
+        floats[Field.FREQUENCY] = p.frequency_penalty
+        words.view(np.float64)[Field.TOP_P // 2] = p.top_p
+        return words
+
+    def _put_masks(self, slot: Slot, known: _Known) -> None:
+        """Write the words of both masks that differ from what the device has: mostly one or two."""
+        p = slot.sampling
+        stops = [token for token in p.stop_token_ids if token < self._vocab_size]  # others are never chosen
+        wanted: dict[int, int] = {}
+        for name, mask, ids in (
+            ("stop token", self.stops, stops),
+            ("allowed token", self.allowed, p.allowed_token_ids),
+        ):
+            first = int(mask.storage_offset()) + slot.index * self.mask_words
+            for token in self._tokens(slot, name, ids).tolist():
+                address = first + token // MASK_BITS
+                wanted[address] = wanted.get(address, 0) | 1 << token % MASK_BITS
+        changed = dict.fromkeys(known.masks, 0) | wanted
+        known.masks = wanted
+        words = np.fromiter(changed.values(), dtype=np.uint32, count=len(changed)).view(np.int32)
+        self._pending.append((np.fromiter(changed, dtype=np.int32, count=len(changed)), words))
+
+    def _put_counts(self, slot: Slot, tokens: Words) -> None:
+        output, times = np.unique(tokens[slot.prompt_len :], return_counts=True)
+        counts = dict(zip(output.tolist(), times.tolist(), strict=True))
+        for token in np.unique(tokens[: slot.prompt_len]).tolist():
+            counts[token] = counts.get(token, 0) + PROMPT_COUNT
+        self.counts[slot.index].zero_()
+        self._put(self.counts, slot.index, np.array(list(counts)), np.array(list(counts.values()), dtype=np.int32))
+
+    def _put_bias(self, slot: Slot) -> None:
+        ids, values = zip(*slot.sampling.logit_bias, strict=True)
+        at, inverse = np.unique(self._tokens(slot, "biased token", ids), return_inverse=True)
+        summed = np.zeros(len(at), dtype=np.float32)
+        np.add.at(summed, inverse, np.array(values, dtype=np.float32))
+        self.bias[slot.index].zero_()
+        self._put(self.bias, slot.index, at, summed.view(np.int32))
+
+    # ---------------------------------------------------------------- words
+
+    def _put(self, part: Tensor, row: int, columns: NDArray[np.integer], words: Words) -> None:
+        first = int(part.storage_offset()) + row * part.shape[1]
+        self._pending.append(((columns + first).astype(np.int32), words))
+
+    def _tokens(self, slot: Slot, name: str, ids: object) -> Words:
+        """Return ids as an array. RuntimeFault if one lies outside the vocabulary."""
+        tokens = np.array(ids, dtype=np.int64)
+        if len(tokens) and not (tokens.min() >= 0 and tokens.max() < self._vocab_size):
+            wrong = int(tokens.min() if tokens.min() < 0 else tokens.max())
+            raise RuntimeFault(f"slot {slot.index} has {name} {wrong}; there are 0 to {self._vocab_size - 1}")
+        return tokens.astype(np.int32)
+
+
+def _flags(p: SamplingParams) -> Flag:
+    flags = Flag(0)
+    if p.repetition_penalty != 1.0 or p.presence_penalty or p.frequency_penalty:
+        flags |= Flag.PENALISED
+    if p.logit_bias:
+        flags |= Flag.BIASED
+    if p.allowed_token_ids:
+        flags |= Flag.RESTRICTED
+    return flags
+
+
+def _may_ban_stops(p: SamplingParams) -> bool:
+    """Whether stop tokens can be masked out: not if they are all that is allowed."""
+    allowed, stops = set(p.allowed_token_ids), set(p.stop_token_ids)
+    return bool(stops) and (not allowed or not allowed <= stops)
+
+
+def _split(words: Tensor, sizes: list[int]) -> list[Tensor]:
+    ends = np.cumsum(sizes).tolist()
+    return [words[end - size : end] for size, end in zip(sizes, ends, strict=True)]

@@ -1,0 +1,83 @@
+"""One step on one device: from segments of slots to a launched step whose results will come back.
+
+Sends what of slots and rows is new, chooses the shape, runs it. A decode step like the one before sends nothing.
+Must not know: plans, leases, what tokens mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megakernel_runtime.backends.graphs.executor import Executor
+from megakernel_runtime.backends.graphs.frame import Frame, make_frame
+from megakernel_runtime.backends.graphs.ops import Ops, Tables
+from megakernel_runtime.backends.graphs.readback import Readback, Ticket
+from megakernel_runtime.backends.graphs.shapes import Shape
+from megakernel_runtime.program.slots import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A step that was given to the device."""
+
+    segments: tuple[Segment, ...]
+    sampling: tuple[Segment, ...]  # those that give a token, in the order of the results
+    ticket: Ticket
+    shape: Shape
+    n_kernels: int  # replayed from a graph; 0: not captured
+
+
+class Stepper:
+    """Everything of a loaded model that a step needs. All device work goes to one stream, in the order of launches."""
+
+    def __init__(
+        self, tables: Tables, ops: Ops, executor: Executor, readback: Readback, stream: torch.cuda.Stream | None
+    ) -> None:
+        self._tables = tables
+        self._ops = ops
+        self._executor = executor
+        self._readback = readback
+        self._stream = stream
+        self._sent: object = None  # what the device has as its frame
+
+    def launch(self, segments: Sequence[Segment]) -> Launch:
+        """Give the device a step over `segments`, which are of distinct slots and not advanced yet."""
+        state = self._tables.state
+        with torch.inference_mode(), self._on_stream():
+            self._readback.start()
+            for segment in segments:
+                state.sync(segment.slot)
+            packet = state.take_packet()
+            if packet is not None:
+                self._ops.write_words(self._sendable(packet).to(state.arena.device, non_blocking=True))
+            frame = make_frame(segments, full=any(state.needs_full(s.slot) for s in segments if s.samples))
+            shape = self._executor.fit(frame.needs)
+            self._send(frame, shape)
+            n_kernels = self._executor.run(shape)
+            ticket = self._readback.finish(len(frame.sampling), full=shape.full)
+        return Launch(tuple(segments), frame.sampling, ticket, shape, n_kernels)
+
+    def close(self) -> None:
+        """Wait for the device, and forget all that lies on it."""
+        if self._stream is not None:
+            self._stream.synchronize()
+        del self._tables, self._ops, self._executor, self._readback
+
+    def _send(self, frame: Frame, shape: Shape) -> None:
+        if self._sent == (frame.key, shape):
+            return
+        words = self._sendable(self._tables.frame.fill(frame, shape))
+        self._tables.frame.words[: len(words)].copy_(words, non_blocking=True)
+        self._sent = (frame.key, shape)
+
+    def _sendable(self, words: Tensor) -> Tensor:
+        """Return words in memory that the device can read by itself; torch keeps it until the device has."""
+        return words if self._stream is None else words.pin_memory()
+
+    def _on_stream(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
