@@ -106,6 +106,13 @@ class EngineFault(ApiError):
     type = "server_error"
 
 
+class DeadlineExceeded(ApiError):
+    """504: the request's time was over before its answer was complete. The same again would take as long."""
+
+    status = 504
+    type = "timeout_error"
+
+
 def error_body(error: ApiError) -> dict[str, dict[str, str | None]]:
     """Return what a client gets to read, in OpenAI's shape."""
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}

@@ -1,52 +1,61 @@
-"""Every error leaves as an OpenAI error body `{"error": {message, type, param, code}}`, whatever raised it.
+"""Every error leaves as an OpenAI error body, also those that the framework raises. Must not know: routes.
 
-Must not know: routes.
+Bugs are answered in middleware.py, outside of everything.
 """
 
 from __future__ import annotations
 
-import logging
-import math
-
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from server.errors import ApiError, EngineFault, InvalidRequest, MethodNotAllowed, NotFound
+from server.errors import (
+    ApiError,
+    DeadlineExceeded,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    RequestTimeout,
+    TooLarge,
+    error_body,
+    retry_headers,
+)
 
-logger = logging.getLogger(__name__)
 
-
-def error_response(error: ApiError) -> JSONResponse:
-    """Return the response to an error, with Retry-After in seconds and milliseconds where there is one."""
-    headers: dict[str, str] = {}
-    if error.retry_after_s is not None:
-        headers["Retry-After"] = str(math.ceil(error.retry_after_s))
-        headers["retry-after-ms"] = str(round(error.retry_after_s * 1000))
-    body = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-    return JSONResponse({"error": body}, status_code=error.status, headers=headers)
+def error_headers(error: ApiError) -> dict[str, str]:
+    """Return the headers of an error's response: when to come back, and whether the connection is of further use."""
+    headers = retry_headers(error)
+    if isinstance(error, RequestTimeout | TooLarge):  # the rest of the body will not be read
+        headers["connection"] = "close"
+    if isinstance(error, DeadlineExceeded):  # OpenAI's clients would try again by themselves
+        headers["x-should-retry"] = "false"
+    return headers
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Make `app` answer our errors, unknown routes and methods, and bugs in the one error format."""
+    """Make `app` answer our errors, and unknown routes and methods, in the one error format."""
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
 
-    @app.exception_handler(ApiError)
-    async def api_error(_: Request, error: ApiError) -> JSONResponse:  # pyright: ignore[reportUnusedFunction]
-        return error_response(error)
 
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> JSONResponse:  # pyright: ignore[reportUnusedFunction]
-        return error_response(_translated(request, error))
+async def _api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error_body(error), status_code=error.status, headers=error_headers(error))
 
-    @app.exception_handler(Exception)
-    async def bug(request: Request, error: Exception) -> JSONResponse:  # pyright: ignore[reportUnusedFunction]
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return error_response(EngineFault("internal error; the server's log has the details"))
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    told = _translated(request, error)
+    return JSONResponse(error_body(told), status_code=told.status, headers=error.headers)
 
 
 def _translated(request: Request, error: HTTPException) -> ApiError:
+    path = request.url.path[:200]
     if error.status_code == NotFound.status:
-        return NotFound(f"no such route: {request.url.path}; /openapi.json lists all")
+        return NotFound(f"There is no route {path}; /openapi.json lists all", code="route_not_found")
     if error.status_code == MethodNotAllowed.status:
-        return MethodNotAllowed(f"{request.url.path} does not answer {request.method}")
+        allowed = (error.headers or {}).get("Allow", "other methods")
+        return MethodNotAllowed(
+            f"{path} does not answer {request.method}; it answers {allowed}", code="method_not_allowed"
+        )
     return InvalidRequest(str(error.detail))

@@ -24,7 +24,7 @@ from server.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request, ready to run: one Submit for each prompt, n choices each. Choice i of prompt p has index p * n + i."""
+    """One request, ready to run: one Submit for each prompt, n choices each. Choice i of prompt p has index p*n + i."""
 
     id: str  # the response's
     submits: tuple[Submit, ...]
@@ -69,7 +69,7 @@ def chat_job(request: ChatRequest, loaded: Loaded, limits: Limits) -> Job:
     prompt = tuple(loaded.text.tokenizer.encode_pieces(chat_prompt(request, loaded)))
     top = (request.top_logprobs or 0) if request.logprobs else None
     return _job(
-        request, loaded, limits, (prompt,), ("",), prefix="chatcmpl", top_logprobs=top,
+        request, loaded, limits, (prompt,), ("",), id_prefix="chatcmpl", top_logprobs=top,
         continues=request.continue_final_message, what="messages",
     )  # fmt: skip
 
@@ -77,18 +77,20 @@ def chat_job(request: ChatRequest, loaded: Loaded, limits: Limits) -> Job:
 def completion_job(request: CompletionRequest, loaded: Loaded, limits: Limits) -> Job:
     """Return the job. Raises InvalidRequest as `chat_job` does."""
     tokenizer = loaded.text.tokenizer
-    prompts: list[tuple[int, ...]] = []
-    for prompt in request.prompt:
-        if isinstance(prompt, str):
-            prompt = tuple(tokenizer.encode(prompt, add_special=request.add_special_tokens, parse_special=True))
+    prompts = tuple(
+        tuple(tokenizer.encode(prompt, add_special=request.add_special_tokens, parse_special=True))
+        if isinstance(prompt, str)
+        else prompt
+        for prompt in request.prompt
+    )
+    for prompt in prompts:
+        check_ids("prompt", prompt, loaded)
         if not prompt:
             message = "prompt has no tokens; it needs at least one, and this model puts none before a text"
             raise InvalidRequest(message, param="prompt", code="invalid_value")
-        prompts.append(prompt)
-        check_ids("prompt", prompt, loaded)
     prefixes = tuple(_as_text(prompt, request, tokenizer) if request.echo else "" for prompt in request.prompt)
     return _job(
-        request, loaded, limits, tuple(prompts), prefixes, prefix="cmpl", top_logprobs=request.logprobs,
+        request, loaded, limits, prompts, prefixes, id_prefix="cmpl", top_logprobs=request.logprobs,
         continues=True, what="prompt",
     )  # fmt: skip
 
@@ -104,7 +106,7 @@ def _job(
     prompts: tuple[tuple[int, ...], ...],
     prefixes: tuple[str, ...],
     *,
-    prefix: str,
+    id_prefix: str,
     top_logprobs: int | None,
     continues: bool,
     what: str,
@@ -125,7 +127,7 @@ def _job(
         for i, prompt in enumerate(prompts)
     )
     return Job(
-        id=f"{prefix}-{request.request_id or unique}",
+        id=f"{id_prefix}-{request.request_id or unique}",
         submits=submits,
         prefixes=prefixes,
         n=request.n,

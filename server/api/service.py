@@ -47,10 +47,8 @@ class Loaded:
 
     @property
     def context_tokens(self) -> int:
-        """The most tokens that prompt and output can have: the model's bound, or what all KV pages hold (the last
-        token of a sequence needs no place).
-        """
-        return min(self.hello.max_model_len_tokens, self.hello.n_pages * self.hello.page_size_tokens + 1)
+        """The most tokens that prompt and output can have together."""
+        return self.hello.max_model_len_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +68,16 @@ class Service:
         if state != "ready" or hello is None:
             raise self._not_ready(state)
         return Loaded(self.text, hello)
+
+    def admit(self) -> Loaded:
+        """Return what is served, for a request that generates; one that cannot be taken now is counted. Raises as
+        `require_ready` does.
+        """
+        try:
+            return self.require_ready()
+        except NotReady as error:
+            self.metrics.rejected("draining" if error.code == "draining" else "not_ready")
+            raise
 
     def check_model(self, name: str | None) -> str:
         """Return the name that the response carries. Raises NotFound for one that is not served, listing what is."""

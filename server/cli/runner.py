@@ -55,6 +55,10 @@ class Engine(Protocol):
         """Admit nothing more and return when nothing runs, or at the timeout."""
         ...
 
+    async def close(self) -> None:
+        """End now; what still runs is told that it failed."""
+        ...
+
 
 class EngineFailed(MegakernelError):
     """The engine did not come up; the message is its last word."""
@@ -108,6 +112,7 @@ class DrainingServer(uvicorn.Server):
     async def _drain(self) -> None:
         try:
             await self._engine.drain(self._drain_seconds)
+            await self._engine.close()  # what ran out of time gets its error while there is a connection to send it
         finally:
             self.should_exit = True
 

@@ -87,7 +87,7 @@ class EngineClient:
             self._running.cancel()
             with suppress(asyncio.CancelledError):
                 await self._running
-        self._streams.fail_all(STOPPING)
+        self._streams.fail_all(STOPPING, "stopping")
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -194,7 +194,10 @@ class EngineClient:
             callback(state)
 
     def _note_lost(self, why: str) -> None:
-        self._streams.fail_all(STOPPING if self.state == "draining" else f"the engine failed, try again: {why}")
+        if self.state == "draining":
+            self._streams.fail_all(STOPPING, "stopping")
+        else:
+            self._streams.fail_all(f"the engine failed, try again: {why}")
 
 
 def _private_directory() -> Path:

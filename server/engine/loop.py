@@ -167,7 +167,7 @@ def message_of(event: Event) -> EngineToApi:
     """Return an event as its connection is told."""
     request_id = event.key[1]
     if isinstance(event, Failure):
-        return Failed(request_id, event.message)
+        return Failed(request_id, event.message, event.reason)
     if isinstance(event, Refusal):
         if event.reason == "invalid":
             return Failed(request_id, f"the request cannot be run: {event.message}")

@@ -118,6 +118,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     request_id: str
     message: str
+    reason: str = "fault"  # fault | deadline (its time was over; the engine is well) | stopping
 
 
 class Observations(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -73,8 +73,8 @@ class Streams:
         if stream is not None:
             stream.push(reply)
 
-    def fail_all(self, message: str) -> None:
-        """End every stream with a failure."""
+    def fail_all(self, message: str, reason: str = "fault") -> None:
+        """End every stream with a failure, `reason` as in Failed."""
         for request_id, stream in tuple(self._streams.items()):
             if not stream.complete:
-                stream.push(Failed(request_id, message))
+                stream.push(Failed(request_id, message, reason))

@@ -9,6 +9,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class RequestModel(BaseModel):
-    """Base of all. Strict: no string is taken for a number. Unknown fields are ignored: OpenAI adds some every month."""
+    """Base of all. Strict: no string is taken for a number. Unknown fields are ignored: OpenAI adds some often."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False, protected_namespaces=())

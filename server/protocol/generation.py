@@ -23,8 +23,8 @@ Count = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 class StreamOptions(RequestModel):
     """What a stream tells beside the text."""
 
-    include_usage: bool = Field(False, description="Send one last chunk with the usage and no choices.")
-    continuous_usage_stats: bool = Field(False, description="Send the usage so far with every chunk.")
+    include_usage: bool = Field(default=False, description="Send one last chunk with the usage and no choices.")
+    continuous_usage_stats: bool = Field(default=False, description="Send the usage so far with every chunk.")
 
 
 class GenerationRequest(RequestModel):

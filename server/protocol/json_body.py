@@ -31,10 +31,11 @@ def parse_object(raw: bytes, *, max_depth: int) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise _invalid(f"the body is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise _invalid(f"the body is a JSON {_kind(value)}; it must be an object")
+        raise _invalid("the body is JSON but no object; send {...}")
+    body = cast("dict[str, Any]", value)
     if _SURROGATE.search(raw):
-        _check_surrogates(value)
-    return cast("dict[str, Any]", value)
+        _check_surrogates(body)
+    return body
 
 
 def _check_depth(raw: bytes, max_depth: int) -> None:
@@ -81,13 +82,8 @@ def _check_surrogates(value: object) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        lone = ord(cast("str", error.object)[error.start])
+        lone = ord(error.object[error.start])
         raise _invalid(f"a string holds \\u{lone:04x}, half of a surrogate pair, which is no character") from None
-
-
-def _kind(value: object) -> str:
-    names = {list: "array", str: "string", bool: "boolean", type(None): "null"}
-    return names.get(type(value), "number")
 
 
 def _invalid(message: str) -> InvalidRequest:

@@ -1,7 +1,7 @@
-"""A request's bytes -> a checked request model. Everything that can be judged without model and engine is judged here.
+"""A request's bytes -> a checked request model. All that can be judged without model and engine is judged here.
 
-Order: JSON, fields that cannot be honoured, types and bounds, bounds that the operator sets, fields that contradict each
-other. Must not know: tokenizers, the engine, HTTP.
+Order: JSON, fields that cannot be honoured, types and bounds, bounds that the operator sets, fields that contradict
+each other. Must not know: tokenizers, the engine, HTTP.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 class AssistantMessage(msgspec.Struct, frozen=True):
     """The answer."""
 
+    role: str
     content: str
-    role: str = "assistant"
 
 
 class ChatChoice(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,6 +1,6 @@
 """Field types of requests: JSON values of several spellings become one Python value each, here and nowhere else.
 
-Each raises ValueError with value, limit and remedy; the field's name is put before it by problems.py.
+Each raises UnfitValue with value, limit and remedy; the field's name is put before it by problems.py.
 Must not know: which request has which field.
 """
 
@@ -27,6 +27,10 @@ _TEXT_PARTS = {
 }
 
 
+class UnfitValue(ValueError):
+    """A value that cannot be used; pydantic takes it for one of its own kind."""
+
+
 def shown(value: object) -> str:
     """Return a value as it may stand in a message: as JSON has it, short, whatever it is."""
     if isinstance(value, str):
@@ -45,28 +49,30 @@ def is_ids(value: object) -> bool:
 
 def _ids(value: object) -> tuple[int, ...]:
     if not is_ids(value):
-        raise ValueError(f"is {shown(value)}; it must be a list of token ids, integers from 0")
+        raise UnfitValue(f"is {shown(value)}; it must be a list of token ids, integers from 0")
     return tuple(cast("list[int]", value))
 
 
 def _stops(value: object) -> tuple[str, ...]:
-    items = cast("list[object]", [value] if isinstance(value, str) else value)
-    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-        raise ValueError(f"is {shown(value)}; it must be a string or a list of strings")
+    if isinstance(value, str):
+        value = [value]
+    items = cast("list[object]", value) if isinstance(value, list) else [None]
+    if not all(isinstance(item, str) for item in items):
+        raise UnfitValue(f"is {shown(cast('object', value))}; it must be a string or a list of strings")
     if "" in items:
-        raise ValueError("holds an empty string, which would stop before the first token; leave it out")
+        raise UnfitValue("holds an empty string, which would stop before the first token; leave it out")
     return tuple(cast("list[str]", items))
 
 
 def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
     if not isinstance(value, dict):
-        raise ValueError(f"is {shown(value)}; it must be an object from token id to bias")
+        raise UnfitValue(f"is {shown(value)}; it must be an object from token id to bias")
     out: list[tuple[int, float]] = []
     for key, bias in cast("dict[str, Any]", value).items():
         if not _CANONICAL_ID.fullmatch(key):
-            raise ValueError(f"has the key {shown(key)}; keys must be token ids, integers from 0")
+            raise UnfitValue(f"has the key {shown(key)}; keys must be token ids, integers from 0")
         if type(bias) not in (int, float) or not -100 <= bias <= 100:
-            raise ValueError(f"of token {key} is {shown(bias)}; it must be a number from -100 to 100")
+            raise UnfitValue(f"of token {key} is {shown(bias)}; it must be a number from -100 to 100")
         out.append((int(key), float(bias)))
     return tuple(out)
 
@@ -82,9 +88,9 @@ def _prompts(value: object) -> Prompts:
         return tuple(cast("list[str]", items))
     if items and all(is_ids(item) for item in items):
         return tuple(_ids(item) for item in items)
-    raise ValueError(
-        f"is {shown(value)}; it must be a string, a list of strings, a list of token ids, or a list of such lists, "
-        "and not be empty"
+    raise UnfitValue(
+        f"is {shown(cast('object', value))}; it must be a string, a list of strings, a list of token ids, or a list of "
+        "such lists, and not be empty"
     )
 
 
@@ -93,21 +99,21 @@ def _content(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise ValueError(f"is {shown(value)}; it must be a string, null or a list of text parts")
+        raise UnfitValue(f"is {shown(value)}; it must be a string, null or a list of text parts")
     texts: list[str] = []
     for i, item in enumerate(cast("list[object]", value)):
         part = cast("dict[str, object]", item) if isinstance(item, dict) else {}
         kind, text = part.get("type"), part.get("text")
         if kind != "text":
-            raise ValueError(f"has part {i} of type {shown(kind)}; only parts of type 'text' are supported")
+            raise UnfitValue(f"has part {i} of type {shown(kind)}; only parts of type 'text' are supported")
         if not isinstance(text, str):
-            raise ValueError(f"has part {i} with text {shown(text)}; it must be a string")
+            raise UnfitValue(f"has part {i} with text {shown(text)}; it must be a string")
         texts.append(text)
     return "\n".join(texts)
 
 
-def _schema(*options: dict[str, Any]) -> WithJsonSchema:
-    return WithJsonSchema({"anyOf": list(options)} if len(options) > 1 else options[0])
+def _schema(first: dict[str, Any], *others: dict[str, Any]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [first, *others]} if others else first)
 
 
 TokenIds = Annotated[tuple[int, ...], BeforeValidator(_ids), _schema(_IDS_SCHEMA)]

@@ -53,6 +53,7 @@ class Failure:
 
     key: RequestKey
     message: str
+    reason: str  # deadline
 
 
 Event = TokenEvent | Refusal | Failure

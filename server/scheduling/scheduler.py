@@ -162,4 +162,5 @@ def _expired(request: Request, now: float) -> Refusal | Failure:
     spent = f"the request's time was over after {now - request.submitted_at:.1f} s"
     if not request.started:
         return Refusal(request.new.key, "deadline", f"{spent}, spent in the queue: try again later, or allow more time")
-    return Failure(request.new.key, f"{spent}, before its answer was complete: ask for fewer tokens or allow more time")
+    message = f"{spent}, before its answer was complete: ask for fewer tokens or allow more time"
+    return Failure(request.new.key, message, "deadline")

@@ -25,7 +25,7 @@ TOKENS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1
 
 GPU_STATES = ("compute", "wait_dependency", "wait_memory", "wait_host", "parked")
 FINISHED_REASONS = ("stop", "length", "abort", "error")
-REJECTION_REASONS = ("queue_full", "too_long", "not_ready", "draining", "deadline")
+REJECTION_REASONS = ("queue_full", "too_long", "not_ready", "draining", "deadline", "key_concurrency")
 
 
 class Kind(enum.StrEnum):

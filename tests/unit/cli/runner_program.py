@@ -43,6 +43,9 @@ class Engine:
         except TimeoutError:
             logger.info("drain ran out of time")
 
+    async def close(self):
+        logger.info("engine closed")
+
 
 def main():
     configure("info", "json")

@@ -168,7 +168,7 @@ class TestDrain:
         assert 0.1 < time.monotonic() - started < 5.0
         assert not running.done()
         await client.close()
-        assert (await running)[-1] == Failed("a", "the server is stopping")
+        assert (await running)[-1] == Failed("a", "the server is stopping", "stopping")
 
     async def test_while_it_loads_there_is_nothing_to_finish(self, engine):
         client = await engine({"load_seconds": 30}, ready=False)
@@ -182,7 +182,7 @@ class TestDrain:
         await asyncio.sleep(0)
         os.kill(client.pid, signal.SIGKILL)
         await asyncio.wait_for(draining, 10)
-        assert (await running)[-1] == Failed("a", "the server is stopping")
+        assert (await running)[-1] == Failed("a", "the server is stopping", "stopping")
         assert client.restarts == 0
 
     async def test_sigterm_to_the_engine_drains_it_too(self, engine):

@@ -1,0 +1,47 @@
+"""Servers for the API tests, started once for each plan and shared by all tests that ask for the same."""
+
+import pytest
+
+from megakernel_runtime.interface import RuntimeSpec
+from tests.api.harness import FAST, Served, make_plan, write_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory):
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def serve(tiny_path):
+    """serve(script, **plan): a ready server on the fake runtime."""
+    running = {}
+
+    def get(script=None, **changes):
+        plan = make_plan(tiny_path, script, **changes)
+        if plan not in running:
+            running[plan] = Served(plan, FAST)
+        return running[plan].wait_for("ready")
+
+    yield get
+    for served in running.values():
+        served.close()
+
+
+@pytest.fixture(scope="session")
+def serve_real(real_model_path):
+    """serve_real(): a ready server on the cpu backend with the default model."""
+    running = []
+
+    def get():
+        if not running:
+            plan = make_plan(
+                real_model_path,
+                runtime=RuntimeSpec("cpu", str(real_model_path), max_slots=8, max_model_len_tokens=1024, threads=2),
+                served_names=("smollm2-135m",),
+            )
+            running.append(Served(plan))
+        return running[0].wait_for("ready")
+
+    yield get
+    for served in running:
+        served.close()
