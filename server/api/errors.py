@@ -50,7 +50,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _translated(request: Request, error: HTTPException) -> ApiError:
-    path = request.url.path[:200]
+    path = str(request.scope["path"])[:200]
     if error.status_code == NotFound.status:
         return NotFound(f"There is no route {path}; /openapi.json lists all", code="route_not_found")
     if error.status_code == MethodNotAllowed.status:
