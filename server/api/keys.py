@@ -30,7 +30,7 @@ class KeyGuard:
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...], *, metrics_public: bool) -> None:
         self._app = app
-        self._hashes = [_hash(key) for key in keys]
+        self._hashes = [_hash(key.encode()) for key in keys]
         self._open = OPEN_PATHS | {METRICS_PATH} if metrics_public else OPEN_PATHS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,10 +55,10 @@ class KeyGuard:
         scheme, _, key = (given or "").partition(" ")
         if scheme.lower() != "bearer":
             return None
-        hashed = _hash(key.strip())
+        hashed = _hash(key.strip().encode("latin-1"))  # the bytes that were sent
         matches = [i for i, known in enumerate(self._hashes) if hmac.compare_digest(hashed, known)]
         return matches[0] if matches else None
 
 
-def _hash(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _hash(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
