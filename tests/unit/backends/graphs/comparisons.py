@@ -14,8 +14,7 @@ from megakernel_runtime.backends.graphs.device.constants import Constants
 from megakernel_runtime.backends.graphs.device.ops import TritonOps
 from megakernel_runtime.backends.graphs.fields import Outcome
 from megakernel_runtime.backends.graphs.torch_ops import TorchOps
-from megakernel_runtime.interface import SamplingParams
-from tests.unit.backends.graphs.scenes import CONFIGS, DECODING, drawn, make_scene, sampling_menu
+from tests.unit.backends.graphs.scenes import CONFIGS, DECODING, drawn, make_scene, plain_menu, sampling_menu
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 N_SMS = 3
@@ -37,9 +36,7 @@ def equal(ours, theirs, what):
 def pair(config, device, dtype, **kw):
     """The same scene twice, for Triton and for its twin."""
     a, b = make_scene(config, device, dtype, **kw), make_scene(config, device, dtype, **kw)
-    small = Constants(
-        a.tables, list_room=48, vocab_block=32, block=64, short=16
-    )  # so that small vocabularies take several rounds
+    small = Constants(a.tables, list_room=64, vocab_block=64, block=64, short=32)  # so that loops take several rounds
     return a, TritonOps(a.tables, N_SMS, small), b, TorchOps(b.tables)
 
 
@@ -124,18 +121,7 @@ def compare_sample(vocab, device, full, scale=3.0, ties=False):
     config = replace(CONFIGS["gqa2"], vocab_size=vocab)
     decoding = tuple((n + 20, n + 19) for n, _ in (*DECODING, (5, 4), (6, 5), (9, 8), (10, 9)))
     kw = {"decoding": decoding, "chunks": (), "full": full, "padded": True}
-    menu = (
-        sampling_menu
-        if full
-        else lambda i: SamplingParams(
-            temperature=i % 3 / 2,
-            seed=i,
-            top_k=i % 4 * 9,
-            top_p=1 - i % 5 / 9,
-            min_p=i % 2 / 9,
-            max_tokens=i + 2 + i % 4,
-        )
-    )
+    menu = sampling_menu if full else plain_menu
     a, ours, b, theirs = pair(config, device, torch.float32, sampling=menu, **kw)
     begin(a, ours), begin(b, theirs)
     for scene in (a, b):
@@ -180,7 +166,7 @@ def comparisons(device, dtype):
     for vocab in (300, 97):
         for full in (False, True):
             named[f"sample-{vocab}-{'full' if full else 'plain'}"] = partial(compare_sample, vocab, device, full)
-    named["sample-flat"] = partial(compare_sample, 300, device, False, scale=1e-3)
-    named["sample-ties"] = partial(compare_sample, 300, device, True, ties=True)
-    named["sample-peaked"] = partial(compare_sample, 300, device, True, scale=300.0)
+    named["sample-flat"] = partial(compare_sample, 150, device, False, scale=1e-3)
+    named["sample-ties"] = partial(compare_sample, 200, device, True, ties=True)
+    named["sample-peaked"] = partial(compare_sample, 150, device, True, scale=300.0)
     return named

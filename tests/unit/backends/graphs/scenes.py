@@ -34,7 +34,7 @@ CONFIGS = {
 }
 # (tokens, of which computed) of each slot: decode rows of short and long contexts, chunks, ends of prompts
 DECODING = ((1, 0), (20, 19), (130, 129), (301, 300), (64, 63), (700, 699))
-CHUNKS = ((90, 0), (40, 16), (150, 64, 70), (33, 32))  # third: how many tokens of the chunk, else all
+CHUNKS = ((70, 0), (40, 32), (120, 64, 20), (33, 32))  # third: how many tokens of the chunk, else all
 
 
 @dataclass(frozen=True)
@@ -127,3 +127,15 @@ def sampling_menu(index):
         SamplingParams(temperature=0.0, stop_token_ids=tuple(range(96)), max_tokens=50),
     ]
     return menu[index % len(menu)]
+
+
+def plain_menu(index):
+    """Temperature and cuts of every combination, by turns; sequences end soon."""
+    return SamplingParams(
+        temperature=index % 3 / 2,
+        seed=index,
+        top_k=index % 4 * 9,
+        top_p=1 - index % 5 / 9,
+        min_p=index % 2 / 9,
+        max_tokens=index + 2 + index % 4,
+    )
