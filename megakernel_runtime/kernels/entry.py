@@ -5,7 +5,7 @@ Must not know: where plans come from.
 
 from __future__ import annotations
 
-from megakernel_runtime.kernels.attend import attend
+from megakernel_runtime.kernels.attend import attend, prefetch, span_count
 from megakernel_runtime.kernels.compat import gl, gluon, mbarrier, tma_load
 from megakernel_runtime.kernels.matrix import (
     MMA,
@@ -21,8 +21,9 @@ from megakernel_runtime.kernels.matrix import (
     store_out,
 )
 from megakernel_runtime.kernels.memory import Memory, Shared
+from megakernel_runtime.kernels.ring import await_phase, locate
 from megakernel_runtime.kernels.sample import begin_best, publish_best, sample, track_best
-from megakernel_runtime.kernels.sync import await_counter, await_phase, locate, now_ns, signal
+from megakernel_runtime.kernels.sync import await_counter, cta, now_ns, signal
 from megakernel_runtime.program.isa import Op
 
 EMBED = gl.constexpr(int(Op.EMBED))
@@ -42,7 +43,7 @@ LINE = gl.constexpr(32)  # words of a cache line: one counter each
 def producer(mem, smem, tape, steps, C: gl.constexpr):
     """Streams this CTA's tiles step after step, as far ahead as the ring has room, without waiting for activations."""
     S: gl.constexpr = C.stages
-    c = gl.program_id(0)
+    c = cta(C)
     start = gl.load(mem.meta + 4 * c)
     n = gl.load(mem.meta + 4 * c + 1)
     g = 0
@@ -136,7 +137,16 @@ def matrix(ring, turn, mem, smem, acts, delta, op, first, count, src, dst, K, W,
 
 
 @gluon.jit
-def consumer(mem, smem, steps, n_rows, n_spans, C: gl.constexpr):
+def most_spans(rows, n_rows, C: gl.constexpr):
+    """The largest number of attention spans that any row of the step has, at least 1."""
+    T: gl.constexpr = C.rows
+    t = gl.arange(0, T, layout=gl.SliceLayout(0, OUT))
+    count, _first, _lo = span_count(gl.load(rows + t * 4 + 1, mask=t < n_rows, other=0), C)
+    return gl.maximum(gl.max(count, axis=0), 1)
+
+
+@gluon.jit
+def consumer(mem, smem, steps, n_rows, C: gl.constexpr):
     """Runs this CTA's instructions for `steps` steps."""
     G: gl.constexpr = C.grid
     T: gl.constexpr = C.rows
@@ -144,7 +154,7 @@ def consumer(mem, smem, steps, n_rows, n_spans, C: gl.constexpr):
     SIZE: gl.constexpr = C.step_elements
     PSIZE: gl.constexpr = C.partial_elements
     PROF: gl.constexpr = C.sync_profile
-    c = gl.program_id(0)
+    c = cta(C)
     at = gl.load(mem.meta + 4 * c + 2)
     n_code = gl.load(mem.meta + 4 * c + 3)
     ring = (gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0))
@@ -159,6 +169,7 @@ def consumer(mem, smem, steps, n_rows, n_spans, C: gl.constexpr):
         other = PSIZE - 2 * PSIZE * parity
         rows = mem.rows + parity * (T * 4)
         next_rows = mem.rows + (1 - parity) * (T * 4)
+        spans = most_spans(rows, n_rows, C)
         word = mem.code + at * WORDS
         for i in range(n_code):
             op = gl.load(word)
@@ -175,7 +186,7 @@ def consumer(mem, smem, steps, n_rows, n_spans, C: gl.constexpr):
             if PROF:
                 gl.store(mem.prof + (i * G + c) * 3, now_ns(tag))
             if op == ATTEND:
-                attend(mem, smem, acts, partials, rows, delta, other, layer, n_rows, n_spans, tag, C)
+                attend(mem, smem, acts, partials, rows, delta, other, layer, n_rows, spans, tag, C)
             elif op == EMBED:
                 embed(mem, acts, rows, delta, first, count, n_rows, C)
             elif op == SAMPLE:
@@ -185,6 +196,8 @@ def consumer(mem, smem, steps, n_rows, n_spans, C: gl.constexpr):
                     sample(mem, rows, next_rows, c, C)
                 signal(mem.counters + LINE)
             else:
+                if op == QKV:
+                    prefetch(mem, rows, layer, n_rows, spans, C)
                 norm = gl.where(norm_row < 0, gl.to_tensor(0).to(gl.int64), (mem.norm + norm_row * H).to(gl.int64)).to(
                     gl.pointer_type(gl.bfloat16)
                 )
@@ -226,7 +239,6 @@ def megakernel(
     prof,
     steps,
     n_rows,
-    n_spans,
     nonce,
     C: gl.constexpr,
 ):
@@ -271,13 +283,11 @@ def megakernel(
         gl.allocate_shared_memory(gl.float32, [2, 8, 16 * T], gl.SwizzledSharedLayout(8, 1, 4, [1, 0])),
         gl.allocate_shared_memory(gl.float32, [2, 8, T], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])),
         gl.allocate_shared_memory(gl.bfloat16, [2, 8, 16, D], gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])),
-        gl.allocate_shared_memory(gl.bfloat16, [16, D], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])),
+        gl.allocate_shared_memory(gl.float32, [2, 8, 8], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])),
         gl.allocate_shared_memory(gl.bfloat16, [16, D], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])),
         gl.allocate_shared_memory(gl.bfloat16, [16, D], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])),
     )
     for i in gl.static_range(S):
         mbarrier.init(smem.full.index(i), count=1)
         mbarrier.init(smem.empty.index(i), count=8)
-    gl.warp_specialize(
-        [(consumer, (mem, smem, steps, n_rows, n_spans, C)), (producer, (mem, smem, tape, steps, C))], [1], [24]
-    )
+    gl.warp_specialize([(consumer, (mem, smem, steps, n_rows, C)), (producer, (mem, smem, tape, steps, C))], [1], [24])

@@ -8,10 +8,9 @@ of the MMA, and the eight partial sums are added in a fixed order. Tensors are (
 from __future__ import annotations
 
 from megakernel_runtime.kernels.compat import barrier, gl, gluon, mma_v2
+from megakernel_runtime.kernels.ring import arrive_after, await_phase
 from megakernel_runtime.kernels.sync import (
-    arrive_after,
     await_chunks,
-    await_phase,
     fast_reciprocal,
     load_constants,
     store_pairs,

@@ -43,6 +43,6 @@ class Shared(NamedTuple):
     scratch: Any  # (2, 8, 16 * T) fp32 partial sums of a row tile
     norms: Any  # (2, 8, T) fp32 partial sums of squares
     stages: Any  # (2, 8, 16, head_dim) bf16 keys and values of a context tile
-    raw_stage: Any  # (16, head_dim) bf16: a group's queries, key and value as QKV left them
-    q_stage: Any  # (16, head_dim) bf16: the same, rotated
-    f_stage: Any  # (16, head_dim) bf16: rotated queries, key and value of another row of the sequence
+    tops: Any  # (2, 8, 8) fp32: the warps' largest scores and sums of a span
+    q_stage: Any  # (16, head_dim) bf16: a group's rotated queries, the key, the value
+    f_stage: Any  # the same of another row of the sequence

@@ -1,83 +1,137 @@
-"""The end of an attention unit: merge the warps' sums, then the spans' partial results.
+"""The end of attention: merge the warps' sums of a span, the spans of a row, and the row's own key and value.
 
-Must not know: how they came about.
+A partial result of 8 rows is (top, total, out): the largest base-2 score, the sum of 2^(score - top), and that sum
+weighted by values, (8,), (8,) and (8, D), fp32. Must not know: how scores came about.
 """
 
 from __future__ import annotations
 
 from megakernel_runtime.kernels.compat import barrier, gl, gluon, reinterpret
-from megakernel_runtime.kernels.sync import await_single, store_pairs, store_single
+from megakernel_runtime.kernels.sync import await_single, load_single, store_pairs, store_single
+
+PAGE = gl.constexpr(32)
+BATCH = gl.constexpr(4)  # spans whose partial results are awaited together
+# warps side by side, a row a warp, two neighbouring columns a thread
+WARPS = gl.constexpr(gl.BlockedLayout([8, 1, 2], [1, 1, 32], [1, 8, 1], [2, 1, 0]))
+LO = gl.constexpr(gl.SliceLayout(0, WARPS))
+ROW = gl.constexpr(gl.SliceLayout(1, LO))
 
 
 @gluon.jit
-def finish(
-    stages,
-    acts,
-    partials,
-    delta,
-    other,
-    layer,
-    u,
-    n_units,
-    span,
-    n_merge,
-    t,
-    head,
-    top,
-    total,
-    acc,
-    abort,
-    tag,
-    C: gl.constexpr,
-):
-    """Merge the warps' sums in warp order; write the group's output, or the span's partial result, or merge the spans'.
+def merge_warps(smem, top, total, acc, C: gl.constexpr):
+    """Merge (8 warps, 16 rows) sums of a span; rows 8 .. 15 are padding."""
+    D: gl.constexpr = C.head_dim
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    acc_low, _ = gl.split(gl.permute(gl.reshape(acc, [8, 2, 8, D]), (0, 2, 3, 1)))
+    top_low, _top = gl.split(gl.permute(gl.reshape(top, [8, 2, 8]), (0, 2, 1)))
+    total_low, _total = gl.split(gl.permute(gl.reshape(total, [8, 2, 8]), (0, 2, 1)))
+    stage = reinterpret(smem.stages, gl.float32, [8, 8, D], PLAIN)
+    stage.store(acc_low)
+    smem.tops.index(0).store(top_low)
+    smem.tops.index(1).store(total_low)
+    barrier()
+    tops = smem.tops.index(0).load(gl.SliceLayout(2, WARPS))
+    best = gl.max(tops, axis=0)
+    weight = gl.exp2(tops - best[None, :])
+    norm = gl.sum(smem.tops.index(1).load(gl.SliceLayout(2, WARPS)) * weight, axis=0)
+    out = gl.sum(stage.load(WARPS) * weight[:, :, None], axis=0)
+    return gl.convert_layout(best, ROW), gl.convert_layout(norm, ROW), out
 
-    A partial result is (8, D) normalised outputs, then 8 base-2 logarithms of the sums of exponentials, fp32.
-    """
-    T: gl.constexpr = C.rows
+
+@gluon.jit
+def absorb(best, norm, out, top, total, more):
+    """Merge two partial results of the same rows."""
+    new = gl.maximum(best, top)
+    keep = gl.exp2(best - new)
+    take = gl.exp2(top - new)
+    return new, norm * keep + total * take, out * keep[:, None] + more * take[:, None]
+
+
+@gluon.jit
+def absorb_own(smem, best, norm, out, C: gl.constexpr):
+    """Merge the row's own key and value, which lie in q_stage beside the queries."""
     D: gl.constexpr = C.head_dim
     GROUP: gl.constexpr = C.group
-    NQ: gl.constexpr = C.q
-    AT: gl.constexpr = C.at_attn
-    UNIT: gl.constexpr = 8 * (C.head_dim + 1)
+    q = smem.q_stage.slice(0, 8, 0).load(LO).to(gl.float32)
+    key = smem.q_stage.slice(GROUP, 1, 0).load(LO).to(gl.float32)
+    value = smem.q_stage.slice(GROUP + 1, 1, 0).load(LO).to(gl.float32)
+    score = gl.sum(q * key, axis=1) * (1.4426950408889634 / D**0.5)
+    return absorb(best, norm, out, score, score * 0.0 + 1.0, value + q * 0.0)
+
+
+@gluon.jit
+def partial_at(partials, layer, u, C: gl.constexpr):
+    """Where unit u's partial result lies."""
+    D: gl.constexpr = C.head_dim
     UNITS: gl.constexpr = C.max_units
-    LS: gl.constexpr = gl.BlockedLayout([8, 1, 2], [1, 1, 32], [1, 8, 1], [2, 1, 0])
-    LO: gl.constexpr = gl.SliceLayout(0, LS)
-    LM: gl.constexpr = gl.SliceLayout(1, LO)
-    best = gl.max(top, axis=0)  # (16,)
-    weight = gl.exp2(top - best[None, :])
-    total = gl.sum(total * weight, axis=0)
-    acc = acc * (weight / total[None, :])[:, :, None]
-    low, _ = gl.split(gl.permute(gl.reshape(acc, [8, 2, 8, D]), (0, 2, 3, 1)))  # rows 8..15 are padding
-    SUMS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-    stage = reinterpret(stages, gl.float32, [8, 8, D], SUMS)
-    barrier()
-    stage.store(low)
-    barrier()
-    out = gl.sum(stage.load(LS), axis=0)
-    m = gl.arange(0, 8, layout=LM)
+    return partials + (layer * UNITS + u).to(gl.int64) * (8 * (D + 2))
+
+
+@gluon.jit
+def store_partial(partials, other, layer, u, best, norm, out, C: gl.constexpr):
+    """Publish a span's partial result."""
+    D: gl.constexpr = C.head_dim
+    GROUP: gl.constexpr = C.group
+    m = gl.arange(0, 8, layout=ROW)
     i = gl.arange(0, D, layout=gl.SliceLayout(0, LO))[None, :]
-    if n_merge > 1:
-        lse, padding = gl.split(gl.permute(gl.reshape(best + gl.log2(total), [2, 8]), (1, 0)))
-        lse = gl.convert_layout(lse, LM)
-        base = partials + (layer * UNITS + u) * UNIT
-        at = base + (m[:, None] * D + i)
-        if span > 0:
-            store_single(at, at + other, out, ((m < GROUP)[:, None] & (i >= 0)).to(gl.int32))
-            store_single(base + 8 * D + m, base + 8 * D + m + other, lse, (m < GROUP).to(gl.int32))
-        else:
-            norm = gl.full([8], 1.0, gl.float32, layout=LM)
-            for s in range(1, n_merge):
-                m_safe = gl.minimum(m, GROUP - 1)
-                from_lse = await_single(base + s * n_units * UNIT + 8 * D + m_safe, abort, tag)
-                from_out = await_single(base + s * n_units * UNIT + (m_safe[:, None] * D + i), abort, tag)
-                new = gl.maximum(lse, from_lse)
-                keep = gl.exp2(lse - new)
-                take = gl.exp2(from_lse - new)
-                norm = norm * keep + take
-                out = out * keep[:, None] + from_out * take[:, None]
-                lse = new
-            out = out / norm[:, None]
-    if span == 0:
-        pointer = acts + AT + layer * (T * NQ) + t * NQ + (head * GROUP + m[:, None]) * D + i
-        store_pairs(pointer, pointer + delta, out, gl.where((m < GROUP)[:, None] & (i >= 0), 256, 0))
+    base = partial_at(partials, layer, u, C)
+    at = base + (m[:, None] * D + i)
+    store_single(at, at + other, out, ((m < GROUP)[:, None] & (i >= 0)).to(gl.int32))
+    store_single(base + 8 * D + m, base + 8 * D + m + other, best, (m < GROUP).to(gl.int32))
+    store_single(base + 8 * D + 8 + m, base + 8 * D + 8 + m + other, norm, (m < GROUP).to(gl.int32))
+
+
+@gluon.jit
+def absorb_spans(mem, partials, layer, u, n_rows, count, tag, C: gl.constexpr):
+    """Merge the partial results of `count` spans of unit u's row and key head, in their order."""
+    D: gl.constexpr = C.head_dim
+    GROUP: gl.constexpr = C.group
+    HEADS: gl.constexpr = C.n_kv_heads
+    m = gl.minimum(gl.arange(0, 8, layout=ROW), GROUP - 1)
+    i = gl.arange(0, D, layout=gl.SliceLayout(0, LO))[None, :]
+    best = gl.full([8], -1.0e30, gl.float32, layout=ROW)
+    norm = gl.zeros([8], gl.float32, layout=ROW)
+    out = gl.zeros([8, D], gl.float32, layout=LO)
+    for j in range(0, count, BATCH):
+        pointers = ()
+        values = ()
+        for b in gl.static_range(BATCH):
+            base = partial_at(partials, layer, u + gl.minimum(j + b, count - 1) * (n_rows * HEADS), C)
+            here = (base + (m[:, None] * D + i), base + 8 * D + m, base + 8 * D + 8 + m)
+            pointers = pointers + (here,)
+            values = values + ((load_single(here[0]), load_single(here[1]), load_single(here[2])),)
+        for b in gl.static_range(BATCH):
+            more = await_single(values[b][0], pointers[b][0], mem.abort, tag)
+            top = await_single(values[b][1], pointers[b][1], mem.abort, tag)
+            total = await_single(values[b][2], pointers[b][2], mem.abort, tag)
+            if j + b < count:
+                best, norm, out = absorb(best, norm, out, top, total, more)
+    return best, norm, out
+
+
+@gluon.jit
+def write_own(mem, smem, table, layer, head, pos, C: gl.constexpr):
+    """Write the row's own key and value from q_stage to its page, for later steps."""
+    D: gl.constexpr = C.head_dim
+    P: gl.constexpr = C.n_pages
+    HEADS: gl.constexpr = C.n_kv_heads
+    GROUP: gl.constexpr = C.group
+    page = gl.load(table + pos // PAGE)
+    base = (layer * P + page).to(gl.int64) * (2 * HEADS * PAGE * D) + (head * PAGE + pos % PAGE) * D
+    i = gl.arange(0, D, layout=gl.SliceLayout(0, LO))[None, :]
+    gl.store(mem.kv + base + i, smem.q_stage.slice(GROUP, 1, 0).load(LO))
+    gl.store(mem.kv + base + HEADS * PAGE * D + i, smem.q_stage.slice(GROUP + 1, 1, 0).load(LO))
+
+
+@gluon.jit
+def write_result(acts, delta, layer, t, head, out, C: gl.constexpr):
+    """Write the group's outputs (8, D) of row t, as bf16."""
+    T: gl.constexpr = C.rows
+    D: gl.constexpr = C.head_dim
+    NQ: gl.constexpr = C.q
+    GROUP: gl.constexpr = C.group
+    AT: gl.constexpr = C.at_attn
+    m = gl.arange(0, 8, layout=ROW)[:, None]
+    i = gl.arange(0, D, layout=gl.SliceLayout(0, LO))[None, :]
+    pointer = acts + AT + (layer * T + t) * NQ + (head * GROUP + m) * D + i
+    store_pairs(pointer, pointer + delta, out, gl.where((m < GROUP) & (i >= 0), 256, 0))

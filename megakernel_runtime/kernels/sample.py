@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from megakernel_runtime.kernels.compat import gl, gluon
 from megakernel_runtime.kernels.matrix import OUT
+from megakernel_runtime.kernels.sync import cta
 
 CTAS = gl.constexpr(gl.BlockedLayout([1], [32], [8], [0]))
 
@@ -34,7 +35,7 @@ def publish_best(dst, best, where, C: gl.constexpr):
     V: gl.constexpr = C.vocab
     top = gl.max(best, axis=0)
     token = gl.min(gl.where(best == top[None, :], where, V), axis=0)
-    at = dst + (gl.program_id(0) * T + gl.arange(0, T, layout=gl.SliceLayout(0, OUT))) * 2
+    at = dst + (cta(C) * T + gl.arange(0, T, layout=gl.SliceLayout(0, OUT))) * 2
     gl.store(at, top.to(gl.int32, bitcast=True))
     gl.store(at + 1, token)
 

@@ -37,6 +37,7 @@ class KernelShape:
     eps: float
     max_len: int  # positions of a slot, a multiple of PAGE
     n_pages: int
+    by_sm: bool = False  # CTAs are numbered by SM: the grid is all SMs of the GPU
     sync_profile: bool = False
 
     @property
@@ -50,9 +51,14 @@ class KernelShape:
         return self.kv // self.head_dim
 
     @property
+    def span(self) -> int:
+        """Positions of an attention span: as few as 256, and at most 64 spans in a context of `max_len`."""
+        return max(256, -(-self.max_len // 64 // 128) * 128)
+
+    @property
     def max_units(self) -> int:
-        """Attention units of one layer that can have partial results: never more than CTAs."""
-        return self.grid
+        """Attention units of one layer that can have partial results."""
+        return self.rows * self.n_kv_heads * (-(-self.max_len // self.span) + 1)
 
     @property
     def max_pages(self) -> int:
@@ -93,7 +99,7 @@ class KernelShape:
     @property
     def partial_elements(self) -> int:
         """fp32 elements of one step's partial attention results; one buffer for even, one for odd steps."""
-        return self.layers * self.max_units * 8 * (self.head_dim + 1)
+        return self.layers * self.max_units * 8 * (self.head_dim + 2)
 
 
 def tile_chunks(columns: int) -> int:

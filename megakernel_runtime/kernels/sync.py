@@ -15,6 +15,25 @@ LIMIT = gl.constexpr(4_000_000)  # rounds of a wait, about two seconds
 
 
 @gluon.jit
+def cta(C: gl.constexpr):
+    """This CTA's number. Where CTAs fill the GPU it is the SM's, so that placement can follow the SMs' speeds."""
+    if C.by_sm:
+        return gl.inline_asm_elementwise(
+            "mov.u32 $0, %smid; // $1", "=r,r", [gl.program_id(0)], dtype=gl.int32, is_pure=True, pack=1
+        )
+    else:
+        return gl.program_id(0)
+
+
+@gluon.jit
+def prefetch_line(pointer):
+    """Bring the cache line at `pointer` into the L2 cache."""
+    gl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [pointer.to(gl.int64)], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def now_ns(after):
     """The GPU's nanosecond clock; `after`: any value that must exist first."""
     return gl.inline_asm_elementwise(
@@ -46,11 +65,11 @@ mov.b32 $4, 0; mov.b32 $5, 0; mov.b32 $6, 0; mov.b32 $7, 0;
     )
 
 
-def _await_words(chunks: int, groups: int) -> tuple[str, str]:
+def _await_words(chunks: int, groups: int, apart: int) -> tuple[str, str]:
     """Assembly of an await and its constraints: `chunks` outputs of `groups` 16-byte words each, awaited together.
 
     Operands: 4 * chunks * groups output registers, the words of a chunk interleaved, then 8 * groups each of pointer,
-    active bits, abort, tag. A chunk's words are 64 bytes apart, chunks 1024.
+    active bits, abort, tag. A chunk's words are 64 bytes apart, chunks `apart` bytes.
     """
     words = [(c, w) for c in range(chunks) for w in range(groups)]
     base = 4 * len(words)
@@ -64,7 +83,7 @@ def _await_words(chunks: int, groups: int) -> tuple[str, str]:
     lines += ["LOOP:"]
     for (c, w), registers in out.items():
         lines.append(
-            f"@{names[c, w]} ld.relaxed.gpu.global.v4.b32 {{{', '.join(registers)}}}, [${base}+{1024 * c + 64 * w}];"
+            f"@{names[c, w]} ld.relaxed.gpu.global.v4.b32 {{{', '.join(registers)}}}, [${base}+{apart * c + 64 * w}];"
         )
     for cw, (r0, r1, r2, r3) in out.items():
         lines += [f"max.u32 a, {r0}, {r1};", f"max.u32 e, {r2}, {r3};", "max.u32 a, a, e;"]
@@ -83,10 +102,11 @@ def _await_words(chunks: int, groups: int) -> tuple[str, str]:
     return "{ " + "\n".join(lines) + " }", ",".join(constraints)
 
 
-FOUR_CHUNKS = gl.constexpr(_await_words(4, 2)[0])
-FOUR_CHUNKS_OPERANDS = gl.constexpr(_await_words(4, 2)[1])
-ONE_WORD = gl.constexpr(_await_words(1, 1)[0])
-ONE_WORD_OPERANDS = gl.constexpr(_await_words(1, 1)[1])
+FOUR_CHUNKS = gl.constexpr(_await_words(4, 2, 1024)[0])
+FOUR_CHUNKS_OPERANDS = gl.constexpr(_await_words(4, 2, 1024)[1])
+TWO_HALVES_64 = gl.constexpr(_await_words(2, 1, 64)[0])
+TWO_HALVES_128 = gl.constexpr(_await_words(2, 1, 128)[0])
+TWO_HALVES_OPERANDS = gl.constexpr(_await_words(2, 1, 64)[1])
 
 
 @gluon.jit
@@ -109,31 +129,49 @@ def await_chunks(pointer, active, abort, tag):
 
 
 @gluon.jit
-def await_word(pointer, active, abort, tag):
-    """One bf16 tensor at `pointer` where `active` is 1, else zeros; both are equal for 8 consecutive elements."""
-    return gl.inline_asm_elementwise(
-        ONE_WORD,
-        ONE_WORD_OPERANDS,
+def await_halves(pointer, active, abort, tag, D: gl.constexpr):
+    """Two bf16 tensors, at `pointer` and D / 2 elements on, where bits 0 and 1 of `active` say so, else zeros.
+
+    Both arguments are equal for 8 consecutive elements.
+    """
+    ASM: gl.constexpr = TWO_HALVES_64 if D == 64 else TWO_HALVES_128
+    lo, hi = gl.inline_asm_elementwise(
+        ASM,
+        TWO_HALVES_OPERANDS,
         [pointer.to(gl.int64), active, abort.to(gl.int64), tag],
-        dtype=gl.bfloat16,
+        dtype=(gl.bfloat16, gl.bfloat16),
         is_pure=False,
         pack=8,
+    )
+    return lo, hi
+
+
+@gluon.jit
+def load_single(pointer):
+    """Begin loading fp32 words. Not checked."""
+    return gl.inline_asm_elementwise(
+        "ld.relaxed.gpu.global.b32 $0, [$1];",
+        "=r,l",
+        [pointer.to(gl.int64)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
     )
 
 
 @gluon.jit
-def await_single(pointer, abort, tag):
-    """One fp32 at `pointer`, waiting until its bits are not EMPTY."""
+def await_single(value, pointer, abort, tag):
+    """`value` as loaded from `pointer` by `load_single`, fp32; each thread repeats the load while it is EMPTY."""
     return gl.inline_asm_elementwise(
-        """{ .reg .pred p; .reg .b32 n, a, h; mov.b32 n, 0;
-LOOP: ld.relaxed.gpu.global.b32 h, [$1]; setp.ne.b32 p, h, -1; @p bra DONE;
-add.u32 n, n, 1; and.b32 a, n, 63; setp.ne.b32 p, a, 0; @p bra LOOP;
-ld.relaxed.gpu.global.b32 a, [$2]; setp.ne.b32 p, a, 0; @p bra DONE;
-setp.lt.u32 p, n, 4000000; @p bra LOOP;
-atom.relaxed.gpu.global.cas.b32 a, [$2], 0, $3;
+        """{ .reg .pred p; .reg .b32 n, a, h; mov.b32 h, $1; mov.b32 n, 0;
+CHECK: setp.ne.b32 p, h, -1; @p bra DONE; ld.relaxed.gpu.global.b32 h, [$2];
+add.u32 n, n, 1; and.b32 a, n, 63; setp.ne.b32 p, a, 0; @p bra CHECK;
+ld.relaxed.gpu.global.b32 a, [$3]; setp.ne.b32 p, a, 0; @p bra DONE;
+setp.lt.u32 p, n, 4000000; @p bra CHECK;
+atom.relaxed.gpu.global.cas.b32 a, [$3], 0, $4;
 DONE: mov.b32 $0, h; }""",
-        "=&r,l,l,r",
-        [pointer.to(gl.int64), abort.to(gl.int64), tag],
+        "=&r,r,l,l,r",
+        [value, pointer.to(gl.int64), abort.to(gl.int64), tag],
         dtype=gl.int32,
         is_pure=False,
         pack=1,
@@ -170,82 +208,6 @@ mov.b32 $0, 0; mov.b32 $1, 0; }""",
         is_pure=False,
         pack=2,
     )
-
-
-@gluon.jit
-def locate(barriers, nonce):
-    """Address of an array of mbarriers in shared memory, before they are initialised; 0 if it is not found just once.
-
-    Gluon has no name for such an address. So a mark that only this launch knows is stored there and searched for.
-    Waiting and arriving by that address is a warp's own affair, where Gluon's operations stop all warps each time.
-    """
-    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [8], [0])
-    barriers.index(0).store(gl.full([1], 0, gl.int64, layout=LINE) + nonce)
-    barrier()
-    first = gl.arange(0, 256, layout=LINE)
-    found = gl.inline_asm_elementwise(
-        """{ .reg .pred p; .reg .b32 a, e, s; .reg .b64 v; mov.u32 a, global_smem; mov.u32 s, %dynamic_smem_size;
-add.u32 e, a, s; shl.b32 s, $1, 3; add.u32 a, a, s; mov.b32 $0, 0;
-SCAN: setp.ge.u32 p, a, e; @p bra DONE; ld.shared.b64 v, [a]; setp.eq.b64 p, v, $2; @p mov.b32 $0, a;
-add.u32 a, a, 2048; bra SCAN; DONE: }""",
-        "=&r,r,l",
-        [first, nonce],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-    times = gl.sum((found != 0).to(gl.int32), axis=0)
-    address = gl.max(found, axis=0)
-    barrier()
-    return gl.where(times == 1, address, 0)
-
-
-@gluon.jit
-def await_phase(address, phase, abort):
-    """Wait, each thread for itself, until the mbarrier at `address` has completed the phase of this parity."""
-    gl.inline_asm_elementwise(
-        """{ .reg .pred p; .reg .b32 n, a; mov.b32 n, 0;
-LOOP: mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2, 1000; @p bra DONE;
-add.u32 n, n, 1; and.b32 a, n, 63; setp.ne.b32 p, a, 0; @p bra LOOP;
-ld.relaxed.gpu.global.b32 a, [$3]; setp.ne.b32 p, a, 0; @p bra DONE;
-setp.lt.u32 p, n, 2000000; @p bra LOOP;
-atom.relaxed.gpu.global.cas.b32 a, [$3], 0, -1;
-DONE: mov.b32 $0, 0; }""",
-        "=r,r,r,l",
-        [address, phase, abort.to(gl.int64)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-def _arrive_after(n: int) -> tuple[str, str]:
-    """Assembly of `arrive_after` for n accumulators a thread, and its constraints."""
-    lines = [".reg .pred p;", ".reg .b32 t;", "mov.u32 t, %laneid;", "setp.eq.u32 p, t, 0;"]
-    lines += [f"setp.ne.and.b32 p, ${2 * n}, 0, p;"]
-    lines += [f"setp.ne.and.b32 p, ${n + i}, -2, p;" for i in range(n)]
-    lines += [f"@p mbarrier.arrive.shared::cta.b64 _, [${2 * n}];", *(f"mov.b32 ${i}, 0;" for i in range(n))]
-    return "{ " + "\n".join(lines) + " }", ",".join(["=r"] * n + ["r"] * (2 * n))
-
-
-ARRIVE_4 = gl.constexpr(_arrive_after(4)[0])
-ARRIVE_4_OPERANDS = gl.constexpr(_arrive_after(4)[1])
-ARRIVE_8 = gl.constexpr(_arrive_after(8)[0])
-ARRIVE_8_OPERANDS = gl.constexpr(_arrive_after(8)[1])
-
-
-@gluon.jit
-def arrive_after(acc, address, C: gl.constexpr):
-    """One arrival a warp at the mbarrier at `address` (none for 0), once `acc` is there: its operands have been read.
-
-    The comparison with a NaN that no MMA yields ties the arrival to acc: without it the assembler moves the arrival
-    up to where the operands' loads have been issued but have not returned, and the next tile overwrites them.
-    """
-    ASM: gl.constexpr = ARRIVE_4 if C.rows == 8 else ARRIVE_8
-    OPERANDS: gl.constexpr = ARRIVE_4_OPERANDS if C.rows == 8 else ARRIVE_8_OPERANDS
-    EACH: gl.constexpr = 4 if C.rows == 8 else 8
-    args = [acc.to(gl.int32, bitcast=True), address]
-    gl.inline_asm_elementwise(ASM, OPERANDS, args, dtype=gl.int32, is_pure=False, pack=EACH)
 
 
 @gluon.jit

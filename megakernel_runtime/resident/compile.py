@@ -25,9 +25,7 @@ def signature() -> dict[str, str]:
         for name in Memory._fields
     }
     tape = {"tape": f"tensordesc<bf16[8, 16, 64],{TILE_LAYOUT!r}>"}
-    return (
-        tape | pointers | dict.fromkeys(("steps", "n_rows", "n_spans"), "i32") | {"nonce": "i64"} | {"C": "constexpr"}
-    )
+    return tape | pointers | dict.fromkeys(("steps", "n_rows"), "i32") | {"nonce": "i64"} | {"C": "constexpr"}
 
 
 def compile_for(shape: KernelShape, capability: int) -> Any:
