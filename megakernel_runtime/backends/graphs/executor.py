@@ -28,10 +28,16 @@ class Executor:
         self._run_step = run_step
         self._captured = captured
         self._shapes: Sequence[Shape] = sorted(captured)
+        self._fitted: dict[Shape, Shape] = {}  # of decode steps: there are few, and they come again and again
 
     def fit(self, needed: Shape) -> Shape:
         """Return the shape as which a step runs best: a captured one if one holds it, else its own."""
-        return smallest_that_holds(self._shapes, needed) or needed
+        shape = self._fitted.get(needed)
+        if shape is None:
+            shape = smallest_that_holds(self._shapes, needed) or needed
+            if not needed.blocks:
+                self._fitted[needed] = shape
+        return shape
 
     def run(self, shape: Shape) -> int:
         """Run the current frame as a step of `shape`. Returns how many kernels were replayed, 0 if uncaptured."""

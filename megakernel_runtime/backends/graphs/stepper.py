@@ -7,7 +7,7 @@ Must not know: plans, leases, what tokens mean.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 
 import torch
@@ -64,9 +64,12 @@ class Stepper:
 
     def close(self) -> None:
         """Wait for the device, and forget all that lies on it."""
-        if self._stream is not None:
-            self._stream.synchronize()
-        del self._tables, self._ops, self._executor, self._readback
+        with suppress(RuntimeError):  # of a device that has failed
+            if self._stream is not None:
+                self._stream.synchronize()
+            del self._tables, self._ops, self._executor, self._readback
+            if self._stream is not None:
+                torch.cuda.empty_cache()
 
     def _send(self, frame: Frame, shape: Shape) -> None:
         if self._sent == (frame.key, shape):

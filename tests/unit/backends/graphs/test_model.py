@@ -4,66 +4,10 @@ import pytest
 import torch
 
 from megakernel_runtime.backends.graphs.executor import Executor
-from megakernel_runtime.backends.graphs.model import GraphsModel
-from megakernel_runtime.backends.graphs.ops import make_tables
-from megakernel_runtime.backends.graphs.readback import HostReadback
 from megakernel_runtime.backends.graphs.shapes import Shape
-from megakernel_runtime.backends.graphs.stepper import Stepper
-from megakernel_runtime.backends.graphs.torch_ops import TorchOps
-from megakernel_runtime.interface import Capacity
-from megakernel_runtime.program.slots import SlotTable
 from tests.program import programs
-from tests.program.programs import CASES, ignore_progress, ours, relative_error
-
-PAGE, N_PAGES, MAX_LEN = 4, 64, 96
-PROMPTS = {0: (5, 6, 7, 8, 9, 10, 11), 1: (3,), 2: tuple(range(20, 50)), 3: (60, 61, 60, 61, 60)}
-
-
-class WatchedOps(TorchOps):
-    """Keeps the logits of the last step."""
-
-    def logits(self, x, weight):
-        self.seen = super().logits(x, weight)
-        return self.seen.clone()
-
-
-class Machine:
-    """A stepper with slots of its own, stepped like the interpreter."""
-
-    def __init__(self, config, weights, dtype=torch.float32, device="cpu"):
-        capacity = Capacity(4, N_PAGES, PAGE, MAX_LEN, 64, 8, 2, config.vocab_size)
-        with torch.inference_mode():
-            tables = make_tables(config, capacity, torch.device(device), dtype)
-            self.ops = WatchedOps(tables)
-            self.model = GraphsModel(tables, self.ops, weights, ignore_progress)
-        readback = HostReadback(tables.result, tables.top_ids, tables.top_logprobs)
-        self.stepper = Stepper(tables, self.ops, Executor(self.model, {}), readback, None)
-        self.slots = SlotTable(4, PAGE, N_PAGES, MAX_LEN)
-
-    def step(self, segments):
-        launch = self.stepper.launch(segments)
-        result = launch.ticket.read(waited=False).result
-        for segment in segments:
-            token = int(result[launch.sampling.index(segment), 0]) if segment.samples else None
-            self.slots.advance(segment, token)
-        return self.ops.seen if launch.sampling else None
-
-
-def schedule(slots):
-    """Steps as lists of segments: chunks, single rows, mixed ones. Slots are advanced between."""
-    for index, prompt in PROMPTS.items():
-        pages = [index + 4 * i for i in reversed(range(16))]
-        programs.admit(slots, index, prompt, pages)
-    yield [programs.prefill(slots, 0, 0, 7), programs.prefill(slots, 1, 0, 1)]
-    yield [programs.decode(slots, 1), programs.prefill(slots, 2, 0, 13), programs.decode(slots, 0)]
-    yield [programs.prefill(slots, 2, 13, 1), programs.prefill(slots, 3, 0, 2)]
-    yield [programs.prefill(slots, 3, 2, 3), programs.decode(slots, 0), programs.prefill(slots, 2, 14, 16)]
-    for _ in range(3):
-        yield [programs.decode(slots, index) for index in (3, 0, 2, 1)]
-
-
-def logits_of(machine, slots):
-    return [logits for segments in schedule(slots) if (logits := machine(segments)) is not None]
+from tests.program.programs import CASES, ours, relative_error
+from tests.unit.backends.graphs.machine import N_PAGES, PAGE, Machine, logits_of, schedule
 
 
 @pytest.mark.parametrize("case", CASES)
