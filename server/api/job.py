@@ -18,7 +18,6 @@ from server.protocol.chat import ChatRequest, TemplateFields
 from server.protocol.completion import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.protocol.generation import GenerationRequest
 from server.text.pipeline import OutputStream
-from server.text.prompt_pieces import PromptPieces
 from server.text.tokenizer import Tokenizer
 
 
@@ -54,19 +53,22 @@ class Job:
         return sum(len(submit.prompt) for submit in self.submits)
 
 
-def chat_prompt(request: TemplateFields, loaded: Loaded) -> PromptPieces:
-    """Return the conversation as the model's template writes it. Raises InvalidRequest where the template refuses."""
-    return loaded.text.template.render(
+def chat_prompt(request: TemplateFields, loaded: Loaded) -> tuple[int, ...]:
+    """Return the tokens of the conversation as the model's template writes it. Raises InvalidRequest where the template
+    refuses.
+    """
+    pieces = loaded.text.template.render(
         request.conversation(),
         add_generation_prompt=request.generation_prompt,
         continue_final_message=request.continue_final_message,
         kwargs=request.chat_template_kwargs,
     )
+    return tuple(loaded.text.tokenizer.encode_pieces(pieces, add_special=request.add_special_tokens))
 
 
 def chat_job(request: ChatRequest, loaded: Loaded, limits: Limits) -> Job:
     """Return the job. Raises InvalidRequest: the template refuses, ids outside the vocabulary, context too small."""
-    prompt = tuple(loaded.text.tokenizer.encode_pieces(chat_prompt(request, loaded)))
+    prompt = chat_prompt(request, loaded)
     top = (request.top_logprobs or 0) if request.logprobs else None
     return _job(
         request, loaded, limits, (prompt,), ("",), id_prefix="chatcmpl", top_logprobs=top,

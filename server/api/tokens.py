@@ -47,7 +47,7 @@ def _tokenize(service: Service, loaded: Loaded, raw: bytes) -> Tokenized:
     if isinstance(request, TokenizeTextRequest):
         ids = tokenizer.encode(request.prompt, add_special=request.add_special_tokens, parse_special=True)
     else:
-        ids = tokenizer.encode_pieces(chat_prompt(request, loaded), add_special=request.add_special_tokens)
+        ids = list(chat_prompt(request, loaded))
     return Tokenized(
         count=len(ids),
         max_model_len=loaded.context_tokens,

@@ -76,6 +76,7 @@ class TemplateFields(RequestModel):
         None, description="End the prompt with the beginning of an answer; true unless continue_final_message is."
     )
     continue_final_message: bool = Field(False, description="Go on with the last message instead of answering it.")
+    add_special_tokens: bool = Field(False, description="Chat templates write what a prompt begins with themselves.")
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict[str, Any], description="Further variables for the model's chat template."
     )

@@ -32,6 +32,8 @@ _COMMON: dict[str, Refusal] = {
     "guided_regex": Refusal(_STRUCTURE),
     "guided_choice": Refusal(_STRUCTURE),
     "guided_grammar": Refusal(_STRUCTURE),
+    "guided_decoding_backend": Refusal(_STRUCTURE),
+    "guided_whitespace_pattern": Refusal(_STRUCTURE),
     "prompt_logprobs": Refusal("logprobs of the prompt"),
     "bad_words": Refusal("forbidding words", ([],)),
     "logits_processors": Refusal("code from clients", ([],)),
@@ -52,6 +54,8 @@ CHAT: dict[str, Refusal] = _COMMON | {
     "functions": Refusal(_TOOLS, ([],)),
     "function_call": Refusal(_TOOLS, ("none",)),
     "reasoning_effort": Refusal("an effort of reasoning", ("none",)),
+    "include_reasoning": Refusal("leaving reasoning out of an answer", (True,)),
+    "thinking_token_budget": Refusal("a bound on reasoning"),
     "verbosity": Refusal("a length of answers; ask for it in the messages", ("medium",)),
     "modalities": Refusal("output other than text", (["text"], [])),
     "audio": Refusal("output other than text"),
@@ -62,6 +66,7 @@ CHAT: dict[str, Refusal] = _COMMON | {
     "chat_template": Refusal("templates from clients; the model's own is used"),
     "documents": Refusal("documents beside the messages; put them into a message", ([],)),
     "mm_processor_kwargs": Refusal("input other than text", ({},)),
+    "media_io_kwargs": Refusal("input other than text", ({},)),
 }
 
 COMPLETION: dict[str, Refusal] = _COMMON | {
@@ -82,8 +87,8 @@ MESSAGE: dict[str, Refusal] = {
 
 def refuse(given: Mapping[str, Any], table: Mapping[str, Refusal], where: str = "") -> None:
     """Raise InvalidRequest (code "unsupported_parameter") for the first field that asks for what cannot be had."""
-    for name in given.keys() & table.keys():
-        value, refusal = given[name], table[name]
+    for name, refusal in table.items():
+        value = given.get(name)
         if value is not None and not any(_same(value, neutral) for neutral in refusal.neutral):
             remedy = f"leave it out or send {shown(refusal.neutral[0])}" if refusal.neutral else "leave it out"
             message = f"{where}{name} is {shown(value)}: this server does not support {refusal.what}; {remedy}"

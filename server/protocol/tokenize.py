@@ -22,7 +22,6 @@ class TokenizeChatRequest(TemplateFields):
     """A conversation whose prompt's tokens are asked for."""
 
     model: str | None = None
-    add_special_tokens: bool = Field(False, description="Chat templates write what a prompt begins with themselves.")
     return_token_strs: bool = Field(False, description="Give each token's text too.")
 
 

@@ -13,11 +13,11 @@ def tiny_path(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def serve(tiny_path):
-    """serve(script, **plan): a ready server on the fake runtime."""
+    """serve(script, model_path=..., **plan): a ready server on the fake runtime."""
     running = {}
 
-    def get(script=None, **changes):
-        plan = make_plan(tiny_path, script, **changes)
+    def get(script=None, *, model_path=tiny_path, **changes):
+        plan = make_plan(model_path, script, **changes)
         if plan not in running:
             running[plan] = Served(plan, FAST)
         return running[plan].wait_for("ready")

@@ -49,8 +49,10 @@ def text_script(text, **more):
     return {"emit": "text", "ids": ids(text), "end_id": END, "vocab_size": VOCAB_SIZE} | more
 
 
-def write_tiny_model(path):
-    """Write the tokenizer and its small files as a Hugging Face directory; there are no weights."""
+def write_tiny_model(path, *, bos=False):
+    """Write the tokenizer and its small files as a Hugging Face directory; there are no weights. `bos`: a text's
+    prompt begins with <|endoftext|>.
+    """
     vocab = {text: number for number, text in enumerate(SPECIAL)}
     vocab |= {chr(CODE_POINT_OF_BYTE[byte]): FIRST_BYTE + byte for byte in range(256)}
     backend = Tokenizer(BPE(vocab=vocab, merges=[]))
@@ -58,7 +60,8 @@ def write_tiny_model(path):
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
     backend.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": SPECIAL[END]}))
+    config = {"eos_token": SPECIAL[END]} | ({"bos_token": SPECIAL[0], "add_bos_token": True} if bos else {})
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
     (path / "config.json").write_text(json.dumps({"vocab_size": VOCAB_SIZE}))
     (path / "chat_template.jinja").write_text(CHATML)
     return path
@@ -232,7 +235,7 @@ def finishes(events):
     return out
 
 
-def error_of(answer, status, *, param=None, code=None):
+def expect_error(answer, status, *, param=None, code=None):
     """The error's message; status, shape, param and code are checked."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/json"

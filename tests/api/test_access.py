@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from server.plan import Limits
-from tests.api.harness import MODEL, error_of, text_script
+from tests.api.harness import MODEL, expect_error, text_script
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -49,7 +49,7 @@ def raw_get(served, target):
 )
 def test_a_key_is_needed(guarded, method, path):
     answer = guarded.http.request(method, path)
-    message = error_of(answer, 401, code="invalid_api_key")
+    message = expect_error(answer, 401, code="invalid_api_key")
     assert "no API key was given; send 'Authorization: Bearer <key>'" in message
     assert answer.headers["www-authenticate"] == "Bearer"
     assert answer.json()["error"]["type"] == "authentication_error"
@@ -62,7 +62,7 @@ def test_probes_need_none(guarded, path):
 
 def test_metrics_can_be_guarded_too(serve):
     served = serve(text_script("in"), api_keys=KEYS, metrics_public=False)
-    error_of(served.http.get("/metrics"), 401, code="invalid_api_key")
+    expect_error(served.http.get("/metrics"), 401, code="invalid_api_key")
     assert served.http.get("/metrics", headers=with_key(KEYS[0])).status_code == 200
     assert served.http.get("/live").status_code == 200
 
@@ -100,12 +100,12 @@ def test_every_key_opens(guarded, key):
 )
 def test_what_is_no_key_is_refused(guarded, value):
     answer = guarded.http.get("/v1/models", headers={"authorization": value})
-    assert "the API key is wrong" in error_of(answer, 401, code="invalid_api_key")
+    assert "the API key is wrong" in expect_error(answer, 401, code="invalid_api_key")
 
 
 def test_a_wrong_key_is_told_before_the_body_is_looked_at(guarded):
     answer = guarded.http.post(CHAT, content=b"x" * 100, headers=with_key("nope"))
-    error_of(answer, 401, code="invalid_api_key")
+    expect_error(answer, 401, code="invalid_api_key")
 
 
 def test_openai_s_client_with_and_without_key(guarded):
@@ -147,7 +147,7 @@ def test_one_key_s_requests_are_bounded(serve):
         streams = one.iter_lines(), two.iter_lines()  # kept: a stream that is let go of is closed
         assert all(next(stream).startswith("data: {") for stream in streams)
         answer = served.post("/v1/completions", {"prompt": "x"}, headers=first)
-        assert "2 requests running" in error_of(answer, 429, code="key_concurrency")
+        assert "2 requests running" in expect_error(answer, 429, code="key_concurrency")
         assert (answer.headers["retry-after"], answer.headers["retry-after-ms"]) == ("1", "1000")
         assert served.post("/v1/completions", {"prompt": "x"}, headers=second).status_code == 200
     assert served.metric("megakernel_admission_rejections_total", reason="key_concurrency") == 1

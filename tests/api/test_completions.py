@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.api.harness import END, MODEL, VOCAB_SIZE, error_of, finishes, ids, text_script, texts
+from tests.api.harness import END, MODEL, VOCAB_SIZE, expect_error, finishes, ids, text_script, texts
 
 ANSWER = ", said she."
 
@@ -90,7 +90,7 @@ def test_choices_are_grouped_by_prompt(echo):
 def test_best_of_is_n_or_nothing(echo):
     assert len(echo.complete(n=2, best_of=2)["choices"]) == 2
     answer = echo.post("/v1/completions", {"prompt": "a", "n": 1, "best_of": 2})
-    assert "best_of is 2 and n is 1" in error_of(answer, 400, param="best_of", code="unsupported_parameter")
+    assert "best_of is 2 and n is 1" in expect_error(answer, 400, param="best_of", code="unsupported_parameter")
 
 
 @pytest.mark.parametrize(
@@ -143,28 +143,30 @@ def test_request_id_and_model(said):
 @pytest.mark.parametrize("prompt", [[], [[]], ["a", []], ["a", 1], [1, "a"], {}, 1, [1.5], [True], [-1], [[1], 2]])
 def test_what_is_no_prompt_is_refused(said, prompt):
     answer = said.post("/v1/completions", {"prompt": prompt})
-    assert error_of(answer, 400, param="prompt", code="invalid_value").startswith("prompt ")
+    assert expect_error(answer, 400, param="prompt", code="invalid_value").startswith("prompt ")
 
 
 @pytest.mark.parametrize("prompt", ["", [""], ["a", ""], [[5], []]])
 def test_an_empty_prompt_is_refused(said, prompt):
-    assert "no tokens" in error_of(
+    assert "no tokens" in expect_error(
         said.post("/v1/completions", {"prompt": prompt}), 400, param="prompt", code="invalid_value"
     )
 
 
 def test_ids_outside_the_vocabulary_are_refused(said):
     answer = said.post("/v1/completions", {"prompt": [5, VOCAB_SIZE]})
-    message = error_of(answer, 400, param="prompt", code="invalid_value")
+    message = expect_error(answer, 400, param="prompt", code="invalid_value")
     assert message == f"prompt holds token id {VOCAB_SIZE}; the vocabulary has ids 0 to {VOCAB_SIZE - 1}"
     assert said.complete([VOCAB_SIZE - 1])["usage"]["prompt_tokens"] == 1
 
 
 def test_a_prompt_must_be_given(said):
-    error_of(said.post("/v1/completions", {}), 400, param="prompt", code="missing_required_parameter")
+    expect_error(said.post("/v1/completions", {}), 400, param="prompt", code="missing_required_parameter")
 
 
 def test_not_too_many_prompts(said):
     answer = said.post("/v1/completions", {"prompt": ["a"] * 257, "max_tokens": 1})
-    assert "holds 257; it must be at most 256 prompts" in error_of(answer, 400, param="prompt", code="above_max_value")
+    assert "holds 257; it must be at most 256 prompts" in expect_error(
+        answer, 400, param="prompt", code="above_max_value"
+    )
     assert len(said.complete(["a"] * 256, max_tokens=1)["choices"]) == 256

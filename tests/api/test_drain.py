@@ -11,7 +11,7 @@ import time
 import httpx
 import pytest
 
-from tests.api.harness import VOCAB_SIZE, WITHIN_S, error_of, eventually, ids, parse_events, text_script, texts
+from tests.api.harness import VOCAB_SIZE, WITHIN_S, eventually, expect_error, ids, parse_events, text_script, texts
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -103,7 +103,7 @@ def test_running_requests_end_and_new_ones_are_refused(start, http, number):
         ready = http.get(f"{server.url}/ready")
         refused = http.post(server.url + CHAT, json={"messages": HI})
         for answer in (ready, refused):
-            assert "stopping" in error_of(answer, 503, code="draining")
+            assert "stopping" in expect_error(answer, 503, code="draining")
             assert answer.headers["retry-after"] == "5"
         assert http.get(f"{server.url}/live").status_code == 200
         assert texts(stream.rest()) == {0: TEXT}

@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from tests.api.harness import MODEL, error_of, text_script
+from tests.api.harness import MODEL, expect_error, text_script
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -28,7 +28,7 @@ def raw(served, content, path=CHAT):
 @pytest.mark.parametrize("path", ["/", "/nowhere", "/v1", "/v1/chat", "/v1/chat/completions/", "/live/", "//live"])
 def test_no_such_route(served, path):
     answer = served.http.get(served.url + path) if "chat/" not in path else served.post(path, {"messages": HI})
-    message = error_of(answer, 404, code="route_not_found")
+    message = expect_error(answer, 404, code="route_not_found")
     assert path in message
     assert "/openapi.json" in message
 
@@ -45,7 +45,7 @@ def test_no_such_route(served, path):
 )
 def test_not_this_method(served, method, path, allowed):
     answer = served.http.request(method, path)
-    assert f"does not answer {method}; it answers {allowed}" in error_of(answer, 405, code="method_not_allowed")
+    assert f"does not answer {method}; it answers {allowed}" in expect_error(answer, 405, code="method_not_allowed")
     assert answer.headers["allow"] == allowed
 
 
@@ -89,7 +89,7 @@ def test_openai_s_client_knows_our_errors(served):
     ],
 )
 def test_what_is_no_json(served, content, says):
-    assert says in error_of(raw(served, content), 400, code="invalid_json")
+    assert says in expect_error(raw(served, content), 400, code="invalid_json")
 
 
 def test_pairs_of_surrogates_are_characters(served):
@@ -103,8 +103,8 @@ def nested(depth):
 
 def test_depth_is_bounded(served):
     assert raw(served, nested(64)).status_code == 200
-    assert "more than 64 levels" in error_of(raw(served, nested(65)), 400, code="invalid_json")
-    assert "more than 64 levels" in error_of(raw(served, b"[" * 1_000_000), 400, code="invalid_json")
+    assert "more than 64 levels" in expect_error(raw(served, nested(65)), 400, code="invalid_json")
+    assert "more than 64 levels" in expect_error(raw(served, b"[" * 1_000_000), 400, code="invalid_json")
 
 
 def test_brackets_in_strings_are_no_depth(served):
@@ -117,7 +117,7 @@ def test_bodies_are_declared_as_json(served, kind):
     """Else a page of any origin could send one without the browser asking first."""
     body = json.dumps({"messages": HI}).encode()
     answer = served.http.post(CHAT, content=body, headers={"content-type": kind} if kind else {})
-    assert "send 'Content-Type: application/json'" in error_of(answer, 415, code="unsupported_media_type")
+    assert "send 'Content-Type: application/json'" in expect_error(answer, 415, code="unsupported_media_type")
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
@@ -184,7 +184,7 @@ WRONG = [
 )
 def test_values_out_of_bounds(served, path, fields, param, code, says):
     body = {"messages": HI} if path == CHAT else {"prompt": "hi"}
-    assert says in error_of(served.post(path, body | fields), 400, param=param, code=code)
+    assert says in expect_error(served.post(path, body | fields), 400, param=param, code=code)
 
 
 MESSAGES = [
@@ -210,26 +210,26 @@ MESSAGES = [
 
 @pytest.mark.parametrize(("messages", "param", "code", "says"), MESSAGES, ids=[case[3][:40] for case in MESSAGES])
 def test_messages_that_are_none(served, messages, param, code, says):
-    assert says in error_of(served.post(CHAT, {"messages": messages}), 400, param=param, code=code)
+    assert says in expect_error(served.post(CHAT, {"messages": messages}), 400, param=param, code=code)
 
 
 def test_template_flags_that_contradict(served):
     body = {"messages": HI, "continue_final_message": True, "add_generation_prompt": True}
     for path in (CHAT, "/tokenize"):
         answer = served.post(path, body)
-        assert "only one can be" in error_of(answer, 400, param="continue_final_message", code="invalid_value")
+        assert "only one can be" in expect_error(answer, 400, param="continue_final_message", code="invalid_value")
 
 
 def test_template_variables_of_ours_cannot_be_set(served):
     answer = served.post(CHAT, {"messages": HI, "chat_template_kwargs": {"messages": []}})
-    assert "cannot set messages" in error_of(answer, 400, param="chat_template_kwargs")
+    assert "cannot set messages" in expect_error(answer, 400, param="chat_template_kwargs")
 
 
 def test_long_values_are_cut_short_in_messages(served):
     answer = served.post(CHAT, {"messages": HI, "temperature": "x" * 100_000})
-    assert len(error_of(answer, 400, param="temperature", code="invalid_type")) < 200
+    assert len(expect_error(answer, 400, param="temperature", code="invalid_type")) < 200
     answer = served.post(CHAT, {"messages": HI, "model": "x" * 100_000})
-    assert len(error_of(answer, 404, param="model", code="model_not_found")) < 400
+    assert len(expect_error(answer, 404, param="model", code="model_not_found")) < 400
 
 
 def test_null_is_not_given(served):
@@ -248,13 +248,13 @@ def test_unknown_fields_are_ignored(served):
 def test_a_prompt_that_fills_the_context(serve):
     served = serve(text_script("state"), spec={"max_model_len_tokens": 500})
     answer = served.post("/v1/completions", {"prompt": "x" * 500})
-    message = error_of(answer, 400, param="prompt", code="context_length_exceeded")
+    message = expect_error(answer, 400, param="prompt", code="context_length_exceeded")
     assert message.startswith(
         "This model's maximum context length is 500 tokens. However, your prompt resulted in 500 tokens"
     )
     assert message.endswith("Please reduce the length of the prompt to at most 499.")
     answer = served.post(CHAT, {"messages": [{"role": "user", "content": "x" * 500}]})
-    assert "your messages resulted in 519 tokens" in error_of(
+    assert "your messages resulted in 519 tokens" in expect_error(
         answer, 400, param="messages", code="context_length_exceeded"
     )
     with pytest.raises(openai.BadRequestError, match="maximum context length is 500 tokens"):
@@ -301,7 +301,7 @@ def test_a_bug_is_answered_in_the_same_form(serve, monkeypatch, caplog):
 
     monkeypatch.setattr("server.api.generate.chat_job", broken)
     answer = served.post(CHAT, {"messages": HI}, headers={"x-request-id": "bug-1"})
-    message = error_of(answer, 500, code="internal_error")
+    message = expect_error(answer, 500, code="internal_error")
     assert "secret" not in message
     (record,) = [record for record in caplog.records if record.exc_info]
     assert record.request_id == "bug-1"

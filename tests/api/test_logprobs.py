@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tests.api.harness import END, MODEL, error_of, ids, text_script
+from tests.api.harness import END, MODEL, expect_error, ids, text_script
 
 ANSWER = "grün!"
 
@@ -113,4 +113,4 @@ def test_none_unless_asked_for(green, stream):
 )
 def test_what_cannot_be_is_refused(green, path, fields, param, code, says):
     body = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in path else {"prompt": "hi"}
-    assert says in error_of(green.post(f"/v1/{path}", body | fields), 400, param=param, code=code)
+    assert says in expect_error(green.post(f"/v1/{path}", body | fields), 400, param=param, code=code)

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from server.telemetry.families import FAMILIES
 from server.version import version
-from tests.api.harness import MODEL, VOCAB_SIZE, error_of, eventually, make_plan, serving, text_script
+from tests.api.harness import MODEL, VOCAB_SIZE, eventually, expect_error, make_plan, serving, text_script
 
 
 @pytest.fixture
@@ -21,11 +21,11 @@ def test_before_the_model_is_loaded(tiny_path):
         eventually(lambda: served.engine.loading is not None)
         for path in ("/ready", "/health"):
             answer = served.http.get(path)
-            assert "the model is being loaded (weights" in error_of(answer, 503, code="loading")
+            assert "the model is being loaded (weights" in expect_error(answer, 503, code="loading")
             assert (answer.headers["retry-after"], answer.headers["retry-after-ms"]) == ("2", "2000")
         for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
             answer = served.post(path, {})
-            error_of(answer, 503, code="loading")
+            expect_error(answer, 503, code="loading")
             assert answer.headers["retry-after"] == "2"
         assert served.metric("megakernel_ready") == 0
         assert served.metric("megakernel_admission_rejections_total", reason="not_ready") == 2
@@ -42,10 +42,10 @@ def test_a_model_that_cannot_be_loaded(tiny_path):
     with serving(plan, ready=False) as served:
         served.wait_for("failed")
         answer = served.http.get("/ready")
-        assert "cannot be started" in error_of(answer, 503, code="failed")
+        assert "cannot be started" in expect_error(answer, 503, code="failed")
         assert answer.headers["retry-after"] == "30"
         assert served.http.get("/live").status_code == 200
-        error_of(served.post("/v1/chat/completions", {}), 503, code="failed")
+        expect_error(served.post("/v1/chat/completions", {}), 503, code="failed")
 
 
 def test_health_is_empty_as_vllm_s(served):
@@ -82,7 +82,7 @@ def test_an_unknown_model_is_told_what_is_served(served):
         served.post("/tokenize", {"model": "other", "prompt": "hi"}),
         served.post("/detokenize", {"model": "other", "tokens": []}),
     ):
-        assert f"{MODEL}, alias" in error_of(answer, 404, param="model", code="model_not_found")
+        assert f"{MODEL}, alias" in expect_error(answer, 404, param="model", code="model_not_found")
 
 
 def test_a_name_with_slashes_can_be_served(tiny_path):

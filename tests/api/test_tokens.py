@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.api.harness import END, FIRST_BYTE, VOCAB_SIZE, error_of, ids, text_script
+from tests.api.harness import END, FIRST_BYTE, VOCAB_SIZE, expect_error, ids, text_script
 
 
 @pytest.fixture
@@ -76,4 +76,4 @@ def test_a_large_text(served):
     ],
 )
 def test_what_is_wrong_is_told(served, path, body, param, code):
-    error_of(served.post(path, body), 400, param=param, code=code)
+    expect_error(served.post(path, body), 400, param=param, code=code)

@@ -9,7 +9,7 @@ import pytest
 
 from server.engine.supervisor import Supervision
 from server.plan import Limits
-from tests.api.harness import MODEL, VOCAB_SIZE, error_of, eventually, ids, make_plan, parse_events, serving
+from tests.api.harness import MODEL, VOCAB_SIZE, eventually, expect_error, ids, make_plan, parse_events, serving
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -70,7 +70,7 @@ def busy(tiny_path):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_full_queue_is_429_with_retry_after(busy, stream):
     answer = busy.post(CHAT, LONG | {"stream": stream})
-    assert "2 requests wait, 2 may: try again later" in error_of(answer, 429, code="queue_full")
+    assert "2 requests wait, 2 may: try again later" in expect_error(answer, 429, code="queue_full")
     assert answer.json()["error"]["type"] == "rate_limit_error"
     assert 1 <= int(answer.headers["retry-after"]) <= 60
     assert 1000 <= int(answer.headers["retry-after-ms"]) <= 60_000
@@ -92,7 +92,7 @@ def test_the_queue_is_bounded_by_tokens_too(serve):
         first = in_background(lambda: served.post("/v1/completions", {"prompt": "x" * 80, "max_tokens": 1}))
         eventually(lambda: served.metric("vllm:num_requests_waiting") == 1)
         answer = served.post("/v1/completions", {"prompt": "x" * 30, "max_tokens": 1})
-        assert "more than 100" in error_of(answer, 429, code="queue_full")
+        assert "more than 100" in expect_error(answer, 429, code="queue_full")
     assert first().status_code == 200
 
 
@@ -121,7 +121,7 @@ def test_smaller_priorities_run_first(serve):
 def test_a_request_that_takes_too_long(serve):
     served = serve(ENDLESS, limits=Limits(request_deadline_seconds=0.3))
     answer = served.post(CHAT, LONG)
-    message = error_of(answer, 504, code="deadline_exceeded")
+    message = expect_error(answer, 504, code="deadline_exceeded")
     assert "ask for fewer tokens" in message
     assert answer.headers["x-should-retry"] == "false"  # else OpenAI's client would wait for it twice again
     with Streaming(served) as stream:
@@ -146,12 +146,12 @@ def test_killed_in_mid_stream(tiny_path):
         assert set(last) == {"error"}
         assert (last["error"]["type"], last["error"]["code"]) == ("server_error", "engine_fault")
         assert "the engine failed, try again" in last["error"]["message"]
-        error_of(whole(), 500, code="engine_fault")
+        expect_error(whole(), 500, code="engine_fault")
 
         ready = served.http.get("/ready")
         refused = served.post(CHAT, {"messages": HI, "max_tokens": 1})
         for answer in (ready, refused):
-            assert "started again" in error_of(answer, 503, code="restarting")
+            assert "started again" in expect_error(answer, 503, code="restarting")
             assert answer.headers["retry-after"] == "2"
         assert served.http.get("/live").status_code == 200
         assert served.metric("megakernel_ready") == 0
