@@ -185,7 +185,7 @@ class Telemetry:
 class DeviceInfo:
     """Names for logs, metrics and `megakernel check`."""
 
-    backend: str  # megakernel | graphs | cpu | fake
+    backend: str  # megakernel | graphs | eager | cpu | fake
     device: str  # e.g. "NVIDIA H200, 132 SMs" or "CPU, 2 threads"
     model: str  # architecture and size, e.g. "LlamaForCausalLM 135M"
     weight_bytes: int
@@ -238,7 +238,7 @@ class RuntimeSpec:
     n_pages: int = 0
     kv_memory_bytes: int = 0  # used when n_pages is 0
     threads: int = 0  # cpu backend
-    weight_format: str = "auto"  # cpu backend: auto | fp32 | fp16 | bf16 | int8 | int4
+    weight_format: str = "auto"  # cpu backend: auto | fp32 | fp16 | bf16 | int8 | int4; graphs, eager: auto | bf16 | fp32
     sm_reserve: int = 0  # SMs left to others, megakernel
     idle_park_ms: int = 2000  # megakernel
     random_weights: bool = False  # benchmark: config.json alone is enough, weights are drawn from a fixed seed
