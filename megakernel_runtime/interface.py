@@ -238,7 +238,7 @@ class RuntimeSpec:
     n_pages: int = 0
     kv_memory_bytes: int = 0  # used when n_pages is 0
     threads: int = 0  # cpu backend
-    weight_format: str = "auto"  # cpu backend: auto | fp32 | fp16 | bf16 | int8 | int4; graphs, eager: auto | bf16 | fp32
+    weight_format: str = "auto"  # cpu: auto | fp32 | fp16 | bf16 | int8 | int4; graphs and eager: auto | bf16 | fp32
     sm_reserve: int = 0  # SMs left to others, megakernel
     idle_park_ms: int = 2000  # megakernel
     random_weights: bool = False  # benchmark: config.json alone is enough, weights are drawn from a fixed seed
