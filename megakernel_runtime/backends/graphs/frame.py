@@ -36,18 +36,19 @@ class Frame:
 
 def make_frame(segments: Sequence[Segment], *, full: bool) -> Frame:
     """Return the frame of `segments`, which are of distinct slots."""
-    singles = tuple(s for s in segments if s.count == 1)
-    chunks = tuple(s for s in segments if s.count > 1)
-    sampling = tuple(s for s in segments if s.samples)
+    singles = tuple([s for s in segments if s.count == 1])
+    chunks = tuple([s for s in segments if s.count > 1])
+    sampling = tuple([s for s in segments if s.samples])
     needs = Shape(
-        rows=sum(s.count for s in segments),
+        rows=len(singles) + sum([s.count for s in chunks]),
         spans=len(singles),
         blocks=sum(-(-s.count // BLOCK_ROWS) for s in chunks),
         outs=len(sampling),
         full=full,
     )
-    repeats = not chunks and all(map(_from_slot, singles)) and len(sampling) == len(singles)
-    key = tuple(s.slot.index for s in singles) if repeats else object()
+    # Of a single row, that it samples and that it is the last token of its slot is the same.
+    repeats = not chunks and len(sampling) == len(singles)
+    key = tuple([s.slot.index for s in singles]) if repeats else object()
     return Frame(singles, chunks, sampling, needs, key)
 
 
@@ -75,7 +76,7 @@ class FrameLayout:
             end = row + segment.count
             rows[row:end, 0] = segment.slot.index
             rows[row:end, 3] = segment.count == 1
-            if not _from_slot(segment):
+            if segment.count > 1 or not segment.samples:
                 rows[row:end, 1] = segment.slot.tokens[segment.start : segment.end]
                 rows[row:end, 2] = np.arange(segment.start, segment.end)
             if segment.count > 1:
@@ -94,8 +95,3 @@ class FrameLayout:
         words[: self._at_blocks] = -1
         words[self._at_rows :].reshape(-1, ROW_WORDS)[:, :3] = FROM_SLOT
         return words
-
-
-def _from_slot(segment: Segment) -> bool:
-    """Whether a row is the last token of its slot, which the device knows."""
-    return segment.count == 1 and segment.end == len(segment.slot.tokens)

@@ -35,7 +35,7 @@ LEAST_AHEAD_STEPS = 2
 MOST_AHEAD_STEPS = 8
 _LOOK_EVERY_S = 2e-5
 _UNKNOWN = Choice(-1)  # stands for a token that only the device knows
-_FINISH = {Outcome.RUNS: None, Outcome.STOP: FinishReason.STOP, Outcome.LENGTH: FinishReason.LENGTH}
+_FINISH = {Outcome.RUNS.value: None, Outcome.STOP.value: FinishReason.STOP, Outcome.LENGTH.value: FinishReason.LENGTH}
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +182,19 @@ class GraphsRuntime:
         """Return the result of a step, now that its tokens are known; end the slots that have finished by it."""
         tokens: list[SampledToken] = []
         skipped: set[int] = set()
-        for o, segment in enumerate(launch.sampling):
-            outcome = Outcome(int(landed.result[o, 1]))
-            if outcome is Outcome.SKIPPED:
-                skipped.add(segment.slot.index)
+        words: list[list[int]] = landed.result.tolist()
+        for o, (segment, (token, outcome, _, _)) in enumerate(zip(launch.sampling, words, strict=True)):
+            slot = segment.slot
+            if outcome == Outcome.SKIPPED:
+                skipped.add(slot.index)
+                continue
+            finish = _FINISH[outcome]
+            slot.finish = finish or slot.finish  # the host may have foreseen the end of a later step
+            if slot.sampling.top_logprobs is None:
+                tokens.append(SampledToken(slot.index, token, finish=finish))
             else:
-                segment.slot.finish = segment.slot.finish if outcome is Outcome.RUNS else _FINISH[outcome]
-                tokens.append(_sampled(o, segment, landed, _FINISH[outcome]))
-        ran = [segment for segment in launch.segments if segment.slot.index not in skipped]
+                tokens.append(_with_logprobs(o, segment, token, landed, finish))
+        ran = [s for s in launch.segments if s.slot.index not in skipped] if skipped else launch.segments
         self._account(flight, launch, landed, ran)
         return replace(
             flight.result,
@@ -211,12 +216,10 @@ class GraphsRuntime:
             self._kernels[launch.shape.variant, "step"] += launch.n_kernels
 
 
-def _sampled(o: int, segment: Segment, landed: Landed, finish: FinishReason | None) -> SampledToken:
-    """Return what output `o` says was sampled for `segment`."""
-    slot, token = segment.slot, int(landed.result[o, 0])
-    wanted = slot.sampling.top_logprobs
-    if wanted is None:
-        return SampledToken(slot.index, token, finish=finish)
+def _with_logprobs(o: int, segment: Segment, token: int, landed: Landed, finish: FinishReason | None) -> SampledToken:
+    """Return a token with what output `o` says of its probability."""
+    wanted = segment.slot.sampling.top_logprobs or 0
     logprob = float(landed.result[o, 2:3].view("float32")[0])
     pairs = zip(landed.top_ids[o, :wanted].tolist(), floats(landed.top_logprobs[o, :wanted]), strict=True)
-    return SampledToken(slot.index, token, logprob, tuple((i, value) for i, value in pairs if i >= 0), finish)
+    top = tuple((i, value) for i, value in pairs if i >= 0)
+    return SampledToken(segment.slot.index, token, logprob, top, finish)

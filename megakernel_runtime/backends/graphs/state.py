@@ -7,6 +7,7 @@ Must not know: plans, steps, models.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,8 +30,7 @@ class _Known:
     owner: Slot | None = None
     n_pages: int = 0
     masks: dict[int, int] = field(default_factory=dict[int, int])  # address -> word, of words that are not zero
-    flags: Flag = field(default_factory=lambda: Flag(0))
-    wants_logprobs: bool = False
+    always_full: bool = False
     ban_until: int = 0
 
 
@@ -57,21 +57,23 @@ class SlotState:
         self._known = [_Known() for _ in range(max_slots)]
         self._pending: list[tuple[Words, Words]] = []  # addresses, words
 
-    def sync(self, slot: Slot) -> None:
-        """Note for the next packet what is new of a slot. Rows of `bias` and `counts` are cleared at once."""
-        known = self._known[slot.index]
-        if known.owner is not slot:
-            known.owner, known.n_pages = slot, 0
-            self._admit(slot, known)
-        if known.n_pages < len(slot.pages):
-            fresh = np.array(slot.pages[known.n_pages :], dtype=np.int32)
-            self._put(self.pages, slot.index, np.arange(known.n_pages, len(slot.pages)), fresh)
-            known.n_pages = len(slot.pages)
+    def sync(self, slots: Sequence[Slot]) -> bool:
+        """Note for the next packet what is new of slots. Rows of `bias` and `counts` are cleared at once.
 
-    def needs_full(self, slot: Slot) -> bool:
-        """Whether the next token of a slot needs more than temperature and cuts."""
-        known = self._known[slot.index]
-        return bool(known.flags) or known.wants_logprobs or slot.n_generated < known.ban_until
+        Returns whether the next token of any of them needs more than temperature and cuts.
+        """
+        full = False
+        for slot in slots:
+            known = self._known[slot.index]
+            if known.owner is not slot:
+                known.owner, known.n_pages = slot, 0
+                self._admit(slot, known)
+            if known.n_pages < len(slot.pages):
+                fresh = np.array(slot.pages[known.n_pages :], dtype=np.int32)
+                self._put(self.pages, slot.index, np.arange(known.n_pages, len(slot.pages)), fresh)
+                known.n_pages = len(slot.pages)
+            full = full or known.always_full or (known.ban_until > 0 and slot.n_generated < known.ban_until)
+        return full
 
     def take_packet(self) -> Tensor | None:
         """Return all writes since the last call, None if none: addresses into the arena and words, (2, n) i32, CPU."""
@@ -86,17 +88,17 @@ class SlotState:
     def _admit(self, slot: Slot, known: _Known) -> None:
         p = slot.sampling
         tokens = self._tokens(slot, "token", slot.tokens)
-        known.flags = _flags(p)
-        known.wants_logprobs = p.top_logprobs is not None
+        flags = _flags(p)
+        known.always_full = bool(flags) or p.top_logprobs is not None
         known.ban_until = p.min_tokens if _may_ban_stops(p) else 0
-        self._put(self.fields, slot.index, np.arange(FIELD_WORDS), self._fields_of(slot, known))
+        self._put(self.fields, slot.index, np.arange(FIELD_WORDS), self._fields_of(slot, flags, known.ban_until))
         self._put_masks(slot, known)
-        if Flag.PENALISED in known.flags:
+        if Flag.PENALISED in flags:
             self._put_counts(slot, tokens)
-        if Flag.BIASED in known.flags:
+        if Flag.BIASED in flags:
             self._put_bias(slot)
 
-    def _fields_of(self, slot: Slot, known: _Known) -> Words:
+    def _fields_of(self, slot: Slot, flags: Flag, ban_until: int) -> Words:
         p = slot.sampling
         words = np.zeros(FIELD_WORDS, dtype=np.int32)
         words[Field.TOKEN] = slot.tokens[-1]
@@ -105,8 +107,8 @@ class SlotState:
         words[Field.LIVE] = 1
         words[Field.LIMIT] = min(p.max_tokens, self._max_len - slot.prompt_len)
         words[Field.MIN_TOKENS] = min(p.min_tokens, _INT32_MAX)
-        words[Field.BAN_UNTIL] = min(known.ban_until, _INT32_MAX)
-        words[Field.FLAGS] = known.flags
+        words[Field.BAN_UNTIL] = min(ban_until, _INT32_MAX)
+        words[Field.FLAGS] = flags
         words[Field.TOP_K] = p.top_k if 0 < p.top_k < self._vocab_size else 0
         words[Field.N_TOP] = -1 if p.top_logprobs is None else p.top_logprobs
         words.view(np.uint32)[[Field.SEED_LOW, Field.SEED_HIGH]] = p.seed & 0xFFFFFFFF, p.seed >> 32 & 0xFFFFFFFF

@@ -50,12 +50,11 @@ class Stepper:
         state = self._tables.state
         with torch.inference_mode(), self._on_stream():
             self._readback.start()
-            for segment in segments:
-                state.sync(segment.slot)
+            full = state.sync([segment.slot for segment in segments])
             packet = state.take_packet()
             if packet is not None:
                 self._ops.write_words(self._sendable(packet).to(state.arena.device, non_blocking=True))
-            frame = make_frame(segments, full=any(state.needs_full(s.slot) for s in segments if s.samples))
+            frame = make_frame(segments, full=full)
             shape = self._executor.fit(frame.needs)
             self._send(frame, shape)
             n_kernels = self._executor.run(shape)

@@ -77,8 +77,7 @@ def make_scene(config, device, dtype=torch.float32, seed=0, page=8, *, padded=Fa
     slots = SlotTable(capacity.max_slots, page, capacity.n_pages, capacity.max_model_len_tokens)
     segments = segments_of(config, slots, seed, page, **kw)
     frame = make_frame(segments, full=full)
-    for segment in segments:
-        tables.state.sync(segment.slot)
+    tables.state.sync([segment.slot for segment in segments])
     shape = frame.needs
     if padded:
         shape = replace(shape, rows=shape.rows + 13, spans=16, blocks=shape.blocks and shape.blocks + 3, outs=16)

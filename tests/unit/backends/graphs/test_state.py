@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 import torch
 
@@ -45,11 +44,8 @@ def bits(mask):
 
 def test_admission_writes_what_kernels_read():
     s = state()
-    s.sync(
-        slot(
-            temperature=0.5, top_p=0.9, seed=2**64 - 3, stop_token_ids=(31, 99, 640), min_tokens=4, top_k=7, min_p=0.25
-        )
-    )
+    sampling = {"temperature": 0.5, "top_p": 0.9, "seed": 2**64 - 3, "top_k": 7, "min_p": 0.25}
+    s.sync([slot(stop_token_ids=(31, 99, 640), min_tokens=4, **sampling)])
     write(s)
     f = s.fields[1]
     expected = {
@@ -85,28 +81,30 @@ def test_admission_writes_what_kernels_read():
 ])  # fmt: skip
 def test_fields_of_special_cases(sampling, field, value):
     s = state()
-    s.sync(slot(**sampling))
+    s.sync([slot(**sampling)])
     write(s)
     assert s.fields[1, field].item() == value
 
 
 def test_only_news_are_written():
     s, first = state(), slot()
-    s.sync(first)
+    s.sync([first])
     assert write(s) > 30
-    s.sync(first)
+    s.sync([first])
     assert write(s) == 0
     first.pages += [9, 8]
-    s.sync(first)
+    s.sync([first])
     assert write(s) == 2
     assert s.pages[1, :4].tolist() == [4, 5, 9, 8]
 
 
 def test_the_next_owner_finds_nothing_of_the_last():
     s = state()
-    s.sync(slot(stop_token_ids=(3, 40), allowed_token_ids=(5, 70), logit_bias=((8, 2.0),), presence_penalty=1.0))
+    s.sync([slot(stop_token_ids=(3, 40), allowed_token_ids=(5, 70), logit_bias=((8, 2.0),), presence_penalty=1.0)])
     write(s)
-    s.sync(slot(tokens=(50, 51, 51), pages=(7,), stop_token_ids=(40,), logit_bias=((9, -1.0),), frequency_penalty=0.5))
+    s.sync(
+        [slot(tokens=(50, 51, 51), pages=(7,), stop_token_ids=(40,), logit_bias=((9, -1.0),), frequency_penalty=0.5)]
+    )
     write(s)
     assert bits(s.stops[1]) == {40}
     assert bits(s.allowed[1]) == set()
@@ -117,7 +115,7 @@ def test_the_next_owner_finds_nothing_of_the_last():
 
 def test_repeated_bias_adds_up():
     s = state()
-    s.sync(slot(logit_bias=((3, 1.0), (5, 2.0), (3, 0.5))))
+    s.sync([slot(logit_bias=((3, 1.0), (5, 2.0), (3, 0.5)))])
     write(s)
     assert s.bias[1, [3, 5]].tolist() == [1.5, 2.0]
 
@@ -135,8 +133,8 @@ def test_repeated_bias_adds_up():
 ])  # fmt: skip
 def test_who_needs_the_full_sampler(sampling, full):
     s, one = state(), slot(**sampling)
-    s.sync(one)
-    assert s.needs_full(one) is full
+    assert s.sync([one]) is full
+    assert s.sync([slot(index=0), one]) is full
 
 
 @pytest.mark.parametrize(("changes", "says"), [
@@ -147,14 +145,13 @@ def test_who_needs_the_full_sampler(sampling, full):
 ])  # fmt: skip
 def test_what_lies_outside_the_vocabulary_is_a_fault(changes, says):
     with pytest.raises(RuntimeFault, match=says):
-        state().sync(slot(**changes))
+        state().sync([slot(**changes)])
 
 
 def test_packets_are_words():
     s = state()
     assert s.take_packet() is None
-    s.sync(slot())
+    s.sync([slot()])
     packet = s.take_packet()
     assert packet.dtype == torch.int32
     assert packet[0].max() < len(s.arena)
-    assert np.shares_memory(packet.numpy(), packet.numpy())
