@@ -61,7 +61,8 @@ def names_of_comparisons():
 def test_kernel_equals_its_twin(name, dtype):
     from tests.unit.backends.graphs.comparisons import comparisons
 
-    comparisons("cuda", dtype)[name]()  # raises AssertionError
+    compare = comparisons("cuda", dtype)[name]
+    assert compare() is None
 
 
 @pytest.mark.parametrize("menu", [plain_menu, sampling_menu])
@@ -285,10 +286,10 @@ def test_the_gpu_does_not_wait_for_the_host():
     driver.run(decode=(0,), lease_steps=32)
     before = runtime.telemetry()
     driver.submit(decode=(0,), lease_steps=32)
+    results = []
     for _ in range(20):  # the next plan is there before the last one ends, as the scheduler has it
-        results = driver.poll()
-        while not results[-1].step_index >= 15:
-            results += driver.poll()
+        while not any(r.plan_id == driver.plan_id and r.step_index >= 15 for r in results):
+            results = driver.poll()
         driver.submit(decode=(0,), lease_steps=32)
     driver.finish()
     after = runtime.telemetry()

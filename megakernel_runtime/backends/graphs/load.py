@@ -61,7 +61,13 @@ def load_on(device: Device, spec: RuntimeSpec, progress: Progress) -> GraphsRunt
         weights = random_weights(config, _RANDOM_SEED)
     else:
         weights = load_weights(path, config, progress=progress)
-    return make_runtime(device, config, weights, capacity, dtype, progress, captures=spec.backend == "graphs")
+    try:
+        return make_runtime(device, config, weights, capacity, dtype, progress, captures=spec.backend == "graphs")
+    except torch.OutOfMemoryError as error:
+        raise CapacityError(
+            f"{device.name} ran out of memory while loading: lower kv_memory_bytes, n_pages, max_slots or "
+            f"max_step_tokens ({error})"
+        ) from error
 
 
 def make_runtime(

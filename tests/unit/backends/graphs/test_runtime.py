@@ -326,6 +326,15 @@ def test_auto_takes_the_gpu_where_it_fits(monkeypatch, tiny_path, capability, ex
     assert loaded == [expected]
 
 
+def test_memory_that_runs_out_while_loading_is_told(monkeypatch, spec):
+    def full(*_args, **_kw):
+        raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+    monkeypatch.setattr(loading, "make_tables", full)
+    with pytest.raises(CapacityError, match="host ran out of memory while loading: lower kv_memory_bytes, n_pages"):
+        load_on(host_device(), spec, ignore_progress)
+
+
 def test_progress_counts_up(spec):
     told = []
     load_on(host_device(), spec, lambda phase, done, total: told.append((phase, done, total)))
