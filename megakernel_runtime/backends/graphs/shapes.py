@@ -41,8 +41,8 @@ class Shape:
 
 
 def row_buckets(most: int) -> list[int]:
-    """Return powers of two up to the first that holds `most` rows."""
-    return [1 << i for i in range((most - 1).bit_length() + 1)]
+    """Return the powers of two below `most`, and `most`."""
+    return [*(1 << i for i in range((most - 1).bit_length())), most]
 
 
 def captured_shapes(max_slots: int, max_step_tokens: int) -> list[Shape]:
