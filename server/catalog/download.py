@@ -13,7 +13,6 @@ from pathlib import Path
 import httpx
 
 _ATTEMPTS = 4
-_CHUNK_BYTES = 1 << 18
 
 Told = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -53,7 +52,7 @@ def _attempt(client: httpx.Client, url: str, part: Path, n_bytes: int, told: Tol
         if answer.status_code not in {200, 206} or (answer.status_code == 206 and not resumed):
             raise DownloadFault(f"status {answer.status_code} after {held} of {n_bytes} bytes")
         with part.open("ab" if resumed else "wb") as file:
-            for chunk in answer.iter_raw(_CHUNK_BYTES):
+            for chunk in answer.iter_raw():  # as it comes: what was received before a break is kept
                 file.write(chunk)
                 told(file.tell(), n_bytes)
                 if file.tell() > n_bytes:

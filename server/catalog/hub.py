@@ -34,21 +34,19 @@ def fetch_hub(repo: str, revision: str, cache_dir: Path, progress: Progress, end
     """
     if (held := hub_snapshot(repo, revision, cache_dir)) is not None:
         return held
+    note = _note(repo, revision, cache_dir)
     try:
-        import huggingface_hub
+        note.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(note.with_suffix(".lock")):
+            path = _snapshot(repo, revision, note.parent, progress, endpoint)
+            fresh = note.with_suffix(".new")
+            fresh.write_text(path, encoding="utf-8")
+            fresh.replace(note)
     except ImportError:
         raise ModelError(
             f"{repo} lies on the Hugging Face hub, which needs `pip install 'megakernel[hub]'`; or pass the path of a "
             f"directory or .gguf file that is on this machine"
         ) from None
-    note = _note(repo, revision, cache_dir)
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(note.with_suffix(".lock")):
-            path = _snapshot(huggingface_hub, repo, revision, note.parent, progress, endpoint)
-            fresh = note.with_suffix(".new")
-            fresh.write_text(path, encoding="utf-8")
-            fresh.replace(note)
     except Exception as error:
         raise ModelError(_explained(repo, error)) from error
     return Path(path)
@@ -59,10 +57,13 @@ def _note(repo: str, revision: str, cache_dir: Path) -> Path:
     return cache_dir / "hub" / f"{repo.replace('/', '--')}@{revision.replace('/', '--')}.path"
 
 
-def _snapshot(library: Any, repo: str, revision: str, cache_dir: Path, progress: Progress, endpoint: str | None) -> str:
+def _snapshot(repo: str, revision: str, cache_dir: Path, progress: Progress, endpoint: str | None) -> str:
+    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
+    from huggingface_hub.utils import tqdm
+
     phase = f"fetching {repo}"
 
-    class Bar(library.utils.tqdm):
+    class Bar(tqdm):
         """The library's progress bar, shown by `progress` and not on the terminal. Counts bytes, else it is silent."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
@@ -76,7 +77,7 @@ def _snapshot(library: Any, repo: str, revision: str, cache_dir: Path, progress:
             return shown
 
     progress(phase, 0, 0)
-    fetched = library.snapshot_download(
+    return snapshot_download(
         repo,
         revision=revision,
         cache_dir=cache_dir,
@@ -85,7 +86,6 @@ def _snapshot(library: Any, repo: str, revision: str, cache_dir: Path, progress:
         tqdm_class=Bar,
         endpoint=endpoint,
     )
-    return cast("str", fetched)
 
 
 def _explained(repo: str, error: Exception) -> str:
