@@ -2,7 +2,7 @@
 # Two images from one file:
 #   docker build --target cpu -t megakernel:cpu .      about 1 GB, runs anywhere
 #   docker build --target gpu -t megakernel:gpu .      with CUDA libraries; run with --gpus all
-# Both run as a user without rights and keep fetched models in the volume /cache.
+# Both run as a user without rights and write to the volume /cache and /tmp only, so the rest may be read-only.
 
 ARG PYTHON=3.12
 ARG TORCH="torch>=2.11,<2.14"
@@ -37,7 +37,9 @@ RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin megakernel \
 ENV PATH=/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     MEGAKERNEL_HOST=0.0.0.0 \
-    MEGAKERNEL_CACHE_DIR=/cache
+    MEGAKERNEL_CACHE_DIR=/cache \
+    HF_HOME=/cache/huggingface \
+    TRITON_CACHE_DIR=/cache/triton
 VOLUME /cache
 EXPOSE 8000
 STOPSIGNAL SIGTERM
