@@ -35,22 +35,7 @@ class PlanRunner:
     def submit(self, plan: StepPlan) -> None:
         """Queue a plan."""
         unfinished = len(self._queue) + (self._current is not None)
-        if unfinished >= self._capacity.max_plans_ahead:
-            raise RuntimeFault(f"{unfinished} plans are unfinished; no more may be submitted until one ends")
-        if plan.plan_id != self._last_plan_id + 1:
-            raise RuntimeFault(f"plan {plan.plan_id} was submitted after plan {self._last_plan_id}")
-        if not 1 <= plan.lease_steps <= self._capacity.max_lease_steps:
-            raise RuntimeFault(
-                f"a lease of {plan.lease_steps} steps; 1 to {self._capacity.max_lease_steps} are possible"
-            )
-        named = [row.slot for row in plan.prefill] + list(plan.decode)
-        if len(set(named)) < len(named):
-            raise RuntimeFault(f"plan {plan.plan_id} names a slot twice: {sorted(named)}")
-        n_rows = sum(row.count for row in plan.prefill) + len(plan.decode)
-        if n_rows > self._capacity.max_step_tokens:
-            raise RuntimeFault(
-                f"plan {plan.plan_id} has {n_rows} rows; {self._capacity.max_step_tokens} fit into a step"
-            )
+        check_plan(plan, self._capacity, self._last_plan_id, unfinished)
         self._last_plan_id = plan.plan_id
         self._queue.append(plan)
 
@@ -128,6 +113,22 @@ class PlanRunner:
         kind = "mixed" if prefilled and decoded else "prefill" if prefilled else "decode"
         bucket = max(8, 1 << (n_rows - 1).bit_length())
         self._step_counts[bucket, kind] = self._step_counts.get((bucket, kind), 0) + 1
+
+
+def check_plan(plan: StepPlan, capacity: Capacity, last_plan_id: int, unfinished: int) -> None:
+    """RuntimeFault if a plan breaks the contract, as far as that shows without the slots."""
+    if unfinished >= capacity.max_plans_ahead:
+        raise RuntimeFault(f"{unfinished} plans are unfinished; no more may be submitted until one ends")
+    if plan.plan_id != last_plan_id + 1:
+        raise RuntimeFault(f"plan {plan.plan_id} was submitted after plan {last_plan_id}")
+    if not 1 <= plan.lease_steps <= capacity.max_lease_steps:
+        raise RuntimeFault(f"a lease of {plan.lease_steps} steps; 1 to {capacity.max_lease_steps} are possible")
+    named = [row.slot for row in plan.prefill] + list(plan.decode)
+    if len(set(named)) < len(named):
+        raise RuntimeFault(f"plan {plan.plan_id} names a slot twice: {sorted(named)}")
+    n_rows = sum(row.count for row in plan.prefill) + len(plan.decode)
+    if n_rows > capacity.max_step_tokens:
+        raise RuntimeFault(f"plan {plan.plan_id} has {n_rows} rows; {capacity.max_step_tokens} fit into a step")
 
 
 def _sampled(segment: Segment, choice: Choice) -> SampledToken:

@@ -84,16 +84,16 @@ class SlotTable:
 
     def grant(self, grant: PageGrant) -> None:
         """Append pages to a slot's page table."""
-        self._append_pages(self._taken(grant.slot), grant.pages)
+        self._append_pages(self.taken(grant.slot), grant.pages)
 
     def release(self, index: int) -> None:
         """Free a slot."""
-        self._taken(index)
+        self.taken(index)
         self._slots[index] = None
 
     def prefill(self, row: PrefillRow) -> Segment | None:
         """Return the rows of `row`, None if its slot is finished."""
-        slot = self._taken(row.slot)
+        slot = self.taken(row.slot)
         if slot.finish is not None:
             return None
         if row.count < 1 or row.start != slot.computed or row.start + row.count > len(slot.tokens):
@@ -105,7 +105,7 @@ class SlotTable:
 
     def decode(self, index: int) -> Segment | None:
         """Return the one row that computes a slot's last token and samples the next, None if the slot is finished."""
-        slot = self._taken(index)
+        slot = self.taken(index)
         if slot.finish is not None:
             return None
         if slot.computed != len(slot.tokens) - 1:
@@ -114,12 +114,16 @@ class SlotTable:
 
     def has_room(self, index: int) -> bool:
         """Whether the page table of a slot has room for the KV of one more token."""
-        slot = self._taken(index)
+        slot = self.taken(index)
         return slot.computed < len(slot.pages) * self._page_size
 
     def is_finished(self, index: int) -> bool:
         """Whether a slot's rows are skipped."""
-        return self._taken(index).finish is not None
+        return self.taken(index).finish is not None
+
+    def holds(self, slot: Slot) -> bool:
+        """Whether a sequence is still in its slot."""
+        return self._slots[slot.index] is slot
 
     def advance(self, segment: Segment, token: int | None) -> FinishReason | None:
         """Record that `segment` was computed and, where it samples, gave `token`; return why the slot is finished."""
@@ -161,7 +165,8 @@ class SlotTable:
                 f"context of {self._max_len} can fill"
             )
 
-    def _taken(self, index: int) -> Slot:
+    def taken(self, index: int) -> Slot:
+        """Return the sequence in a slot; RuntimeFault if it is free."""
         slot = self._slots[self._in_range(index)]
         if slot is None:
             raise RuntimeFault(f"slot {index} is free: admit a sequence first")

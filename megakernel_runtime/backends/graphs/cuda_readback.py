@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from megakernel_runtime.backends.graphs.readback import Landed, Ticket
-from megakernel_runtime.backends.graphs.words import words_of
+from megakernel_runtime.device_state.words import words_of
 
 _ANCHOR_EVERY_NS = 10_000_000_000  # the clocks of host and device part by some 10 us in 1 s; events count in f32
 

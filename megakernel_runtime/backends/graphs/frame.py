@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from megakernel_runtime.backends.graphs.shapes import BLOCK_ROWS, Shape
-from megakernel_runtime.backends.graphs.words import Words, tensor_of
+from megakernel_runtime.device_state.words import Words, tensor_of
 from megakernel_runtime.program.slots import Segment
 
 ROW_WORDS = 4  # slot (-1: none), token, position, 1 if it attends by spans

@@ -25,6 +25,7 @@ from megakernel_runtime.interface import Capacity, CapacityError, DeviceInfo, Pr
 from megakernel_runtime.models.config import ModelConfig
 from megakernel_runtime.models.read_config import read_config
 from megakernel_runtime.models.registry import family
+from megakernel_runtime.program.slots import SlotTable
 from megakernel_runtime.weights.load import load_weights
 from megakernel_runtime.weights.random_weights import random_weights
 
@@ -81,6 +82,31 @@ def make_runtime(
     captures: bool,
 ) -> GraphsRuntime:
     """Return a runtime over weights that lie on any device."""
+    return make_parts(device, config, weights, capacity, dtype, progress, captures=captures).runtime
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A runtime, and what of it others may share while it has no plans."""
+
+    runtime: GraphsRuntime
+    tables: Tables
+    slots: SlotTable
+    step_bytes: int
+    token_bytes: int
+
+
+def make_parts(
+    device: Device,
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    capacity: Capacity,
+    dtype: torch.dtype,
+    progress: Progress,
+    *,
+    captures: bool,
+) -> Parts:
+    """Return a runtime over weights that lie on any device, and its parts."""
     with torch.inference_mode():
         tables = make_tables(config, capacity, device.device, dtype)
         ops = _ops(tables, device.n_sms)
@@ -93,8 +119,13 @@ def make_runtime(
         weight_bytes=model.weight_bytes,
         kv_bytes=tables.cache.nbytes,
     )
-    token_bytes = tables.cache.nbytes // (capacity.n_pages * capacity.page_size_tokens)
-    return GraphsRuntime(stepper, capacity, info, step_bytes=model.weight_bytes, token_bytes=token_bytes)
+    page, n_pages = capacity.page_size_tokens, capacity.n_pages
+    token_bytes = tables.cache.nbytes // (n_pages * page)
+    slots = SlotTable(capacity.max_slots, page, n_pages, capacity.max_model_len_tokens)
+    runtime = GraphsRuntime(
+        stepper, capacity, info, step_bytes=model.weight_bytes, token_bytes=token_bytes, slots=slots
+    )
+    return Parts(runtime, tables, slots, model.weight_bytes, token_bytes)
 
 
 def cuda_device(backend: str) -> Device:

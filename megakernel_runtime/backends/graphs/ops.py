@@ -14,7 +14,7 @@ from torch import Tensor
 
 from megakernel_runtime.backends.graphs.frame import FrameLayout
 from megakernel_runtime.backends.graphs.shapes import Shape, max_blocks
-from megakernel_runtime.backends.graphs.state import SlotState
+from megakernel_runtime.device_state.state import SlotState
 from megakernel_runtime.interface import MAX_TOP_LOGPROBS, Capacity
 from megakernel_runtime.models.config import ModelConfig
 from megakernel_runtime.program.reference.rope import inverse_frequencies
@@ -57,7 +57,7 @@ def make_tables(config: ModelConfig, capacity: Capacity, device: torch.device, d
         dtype=dtype,
         page_size=page,
         max_len=max_len,
-        state=SlotState(n_slots, -(-max_len // page), c.vocab_size, max_len, device),
+        state=SlotState(n_slots, page, c.vocab_size, max_len, device),
         frame=FrameLayout(n_rows, max_blocks(n_slots, n_rows), n_slots, device),
         cache=empty(c.n_layers, capacity.n_pages, 2, c.n_kv_heads, page, c.head_dim, dtype=dtype),
         cosines=angles.cos().float().to(device),
@@ -75,7 +75,7 @@ class Ops(Protocol):
     """Operations over the tables' current frame. T is `shape.rows`; activations are of the tables' dtype."""
 
     def write_words(self, packet: Tensor) -> None:
-        """Write a packet of `SlotState`, on the device, into its arena."""
+        """Write the pairs of an update of `SlotState`, (2, n) i32 on the device, into its arena."""
         ...
 
     def embed(self, shape: Shape, table: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from megakernel_runtime.backends.graphs.words import Words, words_of
+from megakernel_runtime.device_state.words import Words, words_of
 
 
 @dataclass(frozen=True, slots=True)

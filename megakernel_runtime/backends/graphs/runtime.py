@@ -12,11 +12,11 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from megakernel_runtime.backends.graphs.fields import Outcome
 from megakernel_runtime.backends.graphs.ledger import Ledger
 from megakernel_runtime.backends.graphs.readback import Landed
 from megakernel_runtime.backends.graphs.stepper import Launch, Stepper
 from megakernel_runtime.backends.plan_runner import PlanRunner
+from megakernel_runtime.device_state.fields import Outcome
 from megakernel_runtime.interface import (
     Capacity,
     DeviceInfo,
@@ -51,15 +51,21 @@ class GraphsRuntime:
     """A model on a GPU. Steps are launched in `poll`, by the calling thread."""
 
     def __init__(
-        self, stepper: Stepper, capacity: Capacity, info: DeviceInfo, *, step_bytes: int, token_bytes: int
+        self,
+        stepper: Stepper,
+        capacity: Capacity,
+        info: DeviceInfo,
+        *,
+        step_bytes: int,
+        token_bytes: int,
+        slots: SlotTable,
     ) -> None:
         """`step_bytes` are read by each step, `token_bytes` for each token of each row's context."""
         self.capacity = capacity
         self.info = info
         self._stepper = stepper
         self._bytes = (step_bytes, token_bytes)
-        page, n_pages = capacity.page_size_tokens, capacity.n_pages
-        self._slots = SlotTable(capacity.max_slots, page, n_pages, capacity.max_model_len_tokens)
+        self._slots = slots
         self._runner = PlanRunner(capacity, self._slots, self._launch)
         self._plans: deque[StepPlan] = deque()  # whose last result was not returned, oldest first
         self._launched: Launch | None = None  # by the runner's current step

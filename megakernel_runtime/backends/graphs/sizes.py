@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megakernel_runtime.backends.graphs.fields import FIELD_WORDS
+from megakernel_runtime.device_state.fields import FIELD_WORDS
 from megakernel_runtime.interface import Capacity, CapacityError, RuntimeSpec
 from megakernel_runtime.models.config import ModelConfig
 
@@ -42,7 +42,7 @@ def choose_capacity(spec: RuntimeSpec, config: ModelConfig, element_bytes: int, 
         )
     wanted_len = spec.max_model_len_tokens or config.max_position
     page_bytes = config.n_layers * 2 * config.kv_size * element_bytes * page
-    fixed_bytes = _weight_bytes(config, element_bytes) + _working_bytes(config, n_slots, max_step_tokens, wanted_len)
+    fixed_bytes = weight_bytes(config, element_bytes) + _working_bytes(config, n_slots, max_step_tokens, wanted_len)
     left_bytes = int(memory.free_bytes * MEMORY_SHARE) - fixed_bytes
     useful_pages = n_slots * -(-wanted_len // page)
     n_pages = spec.n_pages or min(useful_pages, (spec.kv_memory_bytes or max(left_bytes, 0)) // page_bytes)
@@ -69,7 +69,8 @@ def choose_capacity(spec: RuntimeSpec, config: ModelConfig, element_bytes: int, 
     )
 
 
-def _weight_bytes(config: ModelConfig, element_bytes: int) -> int:
+def weight_bytes(config: ModelConfig, element_bytes: int) -> int:
+    """Return what all weights of a model take."""
     shapes = config.weight_shapes().values()
     return sum(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in shapes) * element_bytes
 

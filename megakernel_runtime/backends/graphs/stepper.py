@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,8 @@ from megakernel_runtime.backends.graphs.frame import Frame, make_frame
 from megakernel_runtime.backends.graphs.ops import Ops, Tables
 from megakernel_runtime.backends.graphs.readback import Readback, Ticket
 from megakernel_runtime.backends.graphs.shapes import Shape
+from megakernel_runtime.device_state.state import Update
+from megakernel_runtime.device_state.words import tensor_of
 from megakernel_runtime.program.slots import Segment
 
 
@@ -51,9 +54,7 @@ class Stepper:
         with torch.inference_mode(), self._on_stream():
             self._readback.start()
             full = state.sync([segment.slot for segment in segments])
-            packet = state.take_packet()
-            if packet is not None:
-                self._ops.write_words(self._sendable(packet).to(state.arena.device, non_blocking=True))
+            self._update(state.take())
             frame = make_frame(segments, full=full)
             shape = self._executor.fit(frame.needs)
             self._send(frame, shape)
@@ -69,6 +70,14 @@ class Stepper:
             del self._tables, self._ops, self._executor, self._readback
             if self._stream is not None:
                 torch.cuda.empty_cache()
+
+    def _update(self, update: Update) -> None:
+        arena = self._tables.state.arena
+        for first, n in update.clears:
+            arena[first : first + n].zero_()
+        if len(update.addresses):
+            packet = tensor_of(np.stack((update.addresses, update.words)))
+            self._ops.write_words(self._sendable(packet).to(arena.device, non_blocking=True))
 
     def _send(self, frame: Frame, shape: Shape) -> None:
         if self._sent == (frame.key, shape):

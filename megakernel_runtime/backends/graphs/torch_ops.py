@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from megakernel_runtime.backends.graphs.fields import Field
 from megakernel_runtime.backends.graphs.ops import Tables
 from megakernel_runtime.backends.graphs.shapes import Shape
 from megakernel_runtime.backends.graphs.torch_sampler import TorchSampler
+from megakernel_runtime.device_state.fields import Field
 from megakernel_runtime.program.reference.untyped import integers
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from megakernel_runtime.backends.graphs.fields import MASK_BITS, PROMPT_COUNT, Field, Flag, Outcome
 from megakernel_runtime.backends.graphs.ops import Tables
 from megakernel_runtime.backends.graphs.shapes import Shape
+from megakernel_runtime.device_state.fields import MASK_BITS, PROMPT_COUNT, Field, Flag, Outcome
 from megakernel_runtime.program.philox import uniform
 from megakernel_runtime.program.reference.distribution import draw, keep_min_p, keep_top_k, keep_top_p, tempered
 from megakernel_runtime.program.reference.untyped import integers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from megakernel_runtime.backends.graphs import fields as layout
+from megakernel_runtime.device_state import fields as layout
 
 FIELD_WORDS = tl.constexpr(layout.FIELD_WORDS)
 TOKEN = tl.constexpr(layout.Field.TOKEN.value)

@@ -12,8 +12,8 @@ import torch
 
 from megakernel_runtime.backends.graphs.device.constants import Constants
 from megakernel_runtime.backends.graphs.device.ops import TritonOps
-from megakernel_runtime.backends.graphs.fields import Outcome
 from megakernel_runtime.backends.graphs.torch_ops import TorchOps
+from megakernel_runtime.device_state.fields import Outcome
 from tests.unit.backends.graphs.scenes import CONFIGS, DECODING, drawn, make_scene, plain_menu, sampling_menu
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

@@ -84,8 +84,9 @@ def make_scene(config, device, dtype=torch.float32, seed=0, page=8, *, padded=Fa
     words = tables.frame.fill(frame, shape)
     tables.frame.words[: len(words)] = words.to(device)
     tables.cache.copy_(drawn(tables.cache.shape, seed + 1, device, dtype))
-    packet = tables.state.take_packet()
-    tables.state.arena.index_copy_(0, packet[0].long().to(device), packet[1].to(device))
+    update = tables.state.take()
+    addresses = torch.from_numpy(update.addresses).long()
+    tables.state.arena.index_copy_(0, addresses.to(device), torch.from_numpy(update.words).to(device))
     return Scene(tables, frame, shape)
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from megakernel_runtime.backends.graphs.fields import Outcome
 from megakernel_runtime.backends.graphs.torch_ops import TorchOps
+from megakernel_runtime.device_state.fields import Outcome
 from megakernel_runtime.interface import FinishReason
 from megakernel_runtime.program.reference.sampling import Sampler
 from megakernel_runtime.program.slots import SlotTable

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from megakernel_runtime.backends.graphs.fields import PROMPT_COUNT, Field
-from megakernel_runtime.backends.graphs.state import SlotState
+from megakernel_runtime.device_state.fields import PROMPT_COUNT, Field
+from megakernel_runtime.device_state.state import SlotState
 from megakernel_runtime.interface import RuntimeFault, SamplingParams
 from megakernel_runtime.program.slots import Slot
 
@@ -14,7 +14,7 @@ def state(**kw):
         **(
             {
                 "max_slots": 3,
-                "max_pages": 6,
+                "page_size_tokens": 7,
                 "vocab_size": VOCAB,
                 "max_model_len_tokens": 40,
                 "device": torch.device("cpu"),
@@ -25,13 +25,13 @@ def state(**kw):
 
 
 def write(s):
-    packet = s.take_packet()
-    if packet is None:
-        return 0
-    addresses = packet[0].tolist()
+    update = s.take()
+    addresses = update.addresses.tolist()
     assert len(set(addresses)) == len(addresses), "an address twice: whoever writes last wins"
-    s.arena[packet[0].long()] = packet[1]
-    return packet.shape[1]
+    for first, n in update.clears:
+        s.arena[first : first + n] = 0
+    s.arena[torch.tensor(addresses, dtype=torch.long)] = torch.from_numpy(update.words)
+    return len(addresses)
 
 
 def slot(index=1, tokens=(1, 2, 3), prompt_len=2, pages=(4, 5), **sampling):
@@ -94,7 +94,7 @@ def test_only_news_are_written():
     assert write(s) == 0
     first.pages += [9, 8]
     s.sync([first])
-    assert write(s) == 2
+    assert write(s) == 3
     assert s.pages[1, :4].tolist() == [4, 5, 9, 8]
 
 
@@ -148,10 +148,39 @@ def test_what_lies_outside_the_vocabulary_is_a_fault(changes, says):
         state().sync([slot(**changes)])
 
 
-def test_packets_are_words():
+def test_updates_are_words_of_the_arena():
     s = state()
-    assert s.take_packet() is None
-    s.sync([slot()])
-    packet = s.take_packet()
-    assert packet.dtype == torch.int32
-    assert packet[0].max() < len(s.arena)
+    assert (len(s.take().addresses), s.take().clears) == (0, ())
+    s.sync([slot(presence_penalty=1.0, logit_bias=((3, 1.0),))])
+    update = s.take()
+    assert update.words.dtype == update.addresses.dtype == "int32"
+    assert update.addresses.max() < len(s.arena)
+    assert [n for _, n in update.clears] == [VOCAB, VOCAB]
+    assert all(first + n <= len(s.arena) for first, n in update.clears)
+
+
+def test_room_grows_with_the_page_table():
+    s = state()
+    owner = slot(pages=(4, 5))
+    s.sync([owner])
+    write(s)
+    assert s.fields[1, Field.ROOM] == 14
+    owner.pages.append(0)
+    s.sync([owner])
+    write(s)
+    assert s.fields[1, Field.ROOM] == 21
+    assert s.pages[1, :3].tolist() == [4, 5, 0]
+
+
+def test_forgotten_slots_are_written_anew():
+    s = state()
+    owner = slot(stop_token_ids=(31,))
+    s.sync([owner])
+    write(s)
+    s.fields[1, Field.TOKEN] = 77
+    s.fields[1, Field.LIVE] = 0
+    s.forget()
+    s.sync([owner])
+    write(s)
+    assert s.fields[1, [Field.TOKEN, Field.LIVE]].tolist() == [3, 1]
+    assert bits(s.stops[1]) == {31}

@@ -1,7 +1,8 @@
 """The state of all slots on the device: fields, page tables, masks, penalty counts, bias; and how the host writes it.
 
-Everything but rows of `bias` and `counts` that are cleared lies in one arena of 32 bit words, so that whatever a plan
-changes is one list of (address, word) pairs. The device itself moves TOKEN, POSITION, GENERATED, LIVE and `counts` on.
+Everything lies in one arena of 32 bit words, so that whatever a plan changes is a few runs to clear and one list of
+(address, word) pairs; this module only says what to write. The device itself moves TOKEN, POSITION, GENERATED, LIVE
+and `counts` on.
 Must not know: plans, steps, models.
 """
 
@@ -15,12 +16,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megakernel_runtime.backends.graphs.fields import FIELD_WORDS, MASK_BITS, PROMPT_COUNT, Field, Flag
-from megakernel_runtime.backends.graphs.words import Words, tensor_of
+from megakernel_runtime.device_state.fields import FIELD_WORDS, MASK_BITS, PROMPT_COUNT, Field, Flag
+from megakernel_runtime.device_state.words import Words
 from megakernel_runtime.interface import RuntimeFault, SamplingParams
 from megakernel_runtime.program.slots import Slot
 
 _INT32_MAX = 2**31 - 1
+_NONE: Words = np.zeros(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What is to be written into the arena: first zeros to runs (first word, words), then a word to each address."""
+
+    clears: tuple[tuple[int, int], ...]
+    addresses: Words  # none twice
+    words: Words
 
 
 @dataclass(slots=True)
@@ -35,12 +46,14 @@ class _Known:
 
 
 class SlotState:
-    """Tensors of `max_slots` slots. `sync` brings a slot up to date, `take_packet` gives what is to be written."""
+    """Tensors of `max_slots` slots. `sync` brings a slot up to date, `take` gives what is to be written."""
 
     def __init__(
-        self, max_slots: int, max_pages: int, vocab_size: int, max_model_len_tokens: int, device: torch.device
+        self, max_slots: int, page_size_tokens: int, vocab_size: int, max_model_len_tokens: int, device: torch.device
     ) -> None:
         """Allocate; for each slot the two arrays over the vocabulary take 8 bytes a token."""
+        max_pages = -(-max_model_len_tokens // page_size_tokens)
+        self._page_size = page_size_tokens
         self.mask_words = -(-vocab_size // MASK_BITS)
         widths = (FIELD_WORDS, max_pages, self.mask_words, self.mask_words, vocab_size, vocab_size)
         self.arena = torch.zeros(max_slots * sum(widths), dtype=torch.int32, device=device)
@@ -56,9 +69,10 @@ class SlotState:
         self._max_len = max_model_len_tokens
         self._known = [_Known() for _ in range(max_slots)]
         self._pending: list[tuple[Words, Words]] = []  # addresses, words
+        self._clears: list[tuple[int, int]] = []
 
     def sync(self, slots: Sequence[Slot]) -> bool:
-        """Note for the next packet what is new of slots. Rows of `bias` and `counts` are cleared at once.
+        """Note for the next update what is new of slots.
 
         Returns whether the next token of any of them needs more than temperature and cuts.
         """
@@ -68,6 +82,9 @@ class SlotState:
             if known.owner is not slot:
                 known.owner, known.n_pages = slot, 0
                 self._admit(slot, known)
+            elif known.n_pages < len(slot.pages):
+                room = np.array([len(slot.pages) * self._page_size], dtype=np.int32)
+                self._put(self.fields, slot.index, np.array([Field.ROOM]), room)
             if known.n_pages < len(slot.pages):
                 fresh = np.array(slot.pages[known.n_pages :], dtype=np.int32)
                 self._put(self.pages, slot.index, np.arange(known.n_pages, len(slot.pages)), fresh)
@@ -75,13 +92,18 @@ class SlotState:
             full = full or known.always_full or (known.ban_until > 0 and slot.n_generated < known.ban_until)
         return full
 
-    def take_packet(self) -> Tensor | None:
-        """Return all writes since the last call, None if none: addresses into the arena and words, (2, n) i32, CPU."""
-        if not self._pending:
-            return None
-        addresses, words = zip(*self._pending, strict=True)
+    def take(self) -> Update:
+        """Return what was noted since the last call."""
+        addresses, words = zip(*self._pending, strict=True) if self._pending else ((_NONE,), (_NONE,))
+        update = Update(tuple(self._clears), np.concatenate(addresses), np.concatenate(words))
         self._pending.clear()
-        return tensor_of(np.stack((np.concatenate(addresses), np.concatenate(words))))
+        self._clears.clear()
+        return update
+
+    def forget(self) -> None:
+        """Take every slot for new when it is synced next, for the device may have moved it wrongly."""
+        for known in self._known:
+            known.owner = None
 
     # ---------------------------------------------------------------- admission
 
@@ -105,6 +127,7 @@ class SlotState:
         words[Field.POSITION] = len(slot.tokens) - 1
         words[Field.GENERATED] = slot.n_generated
         words[Field.LIVE] = 1
+        words[Field.ROOM] = len(slot.pages) * self._page_size
         words[Field.LIMIT] = min(p.max_tokens, self._max_len - slot.prompt_len)
         words[Field.MIN_TOKENS] = min(p.min_tokens, _INT32_MAX)
         words[Field.BAN_UNTIL] = min(ban_until, _INT32_MAX)
@@ -144,7 +167,7 @@ class SlotState:
         counts = dict(zip(output.tolist(), times.tolist(), strict=True))
         for token in np.unique(tokens[: slot.prompt_len]).tolist():
             counts[token] = counts.get(token, 0) + PROMPT_COUNT
-        self.counts[slot.index].zero_()
+        self._clear(self.counts, slot.index)
         self._put(self.counts, slot.index, np.array(list(counts)), np.array(list(counts.values()), dtype=np.int32))
 
     def _put_bias(self, slot: Slot) -> None:
@@ -152,10 +175,13 @@ class SlotState:
         at, inverse = np.unique(self._tokens(slot, "biased token", ids), return_inverse=True)
         summed = np.zeros(len(at), dtype=np.float32)
         np.add.at(summed, inverse, np.array(values, dtype=np.float32))
-        self.bias[slot.index].zero_()
+        self._clear(self.bias, slot.index)
         self._put(self.bias, slot.index, at, summed.view(np.int32))
 
     # ---------------------------------------------------------------- words
+
+    def _clear(self, part: Tensor, row: int) -> None:
+        self._clears.append((int(part.storage_offset()) + row * part.shape[1], part.shape[1]))
 
     def _put(self, part: Tensor, row: int, columns: NDArray[np.integer], words: Words) -> None:
         first = int(part.storage_offset()) + row * part.shape[1]

@@ -33,6 +33,7 @@ class Field(enum.IntEnum):
     PRESENCE = 15  # f32
     FREQUENCY = 16  # f32
     TOP_P = 18  # f64, two words
+    ROOM = 20  # positions that the page table has room for
 
 
 class Flag(enum.IntFlag):
