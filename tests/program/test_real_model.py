@@ -7,69 +7,23 @@ from megakernel_runtime.backends.cpu.runtime import load_cpu
 from megakernel_runtime.interface import PrefillRow, RuntimeSpec, SamplingParams, SlotAdmit, StepPlan
 from megakernel_runtime.models.read_config import read_config
 from megakernel_runtime.weights.load import load_weights
+from tests.answers import N_TOKENS, greedy_answers, load_hugging_face
 from tests.program.programs import admit, decode, ignore_progress, interpreter, prefill, relative_error
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # twelve generations in fp32, twice, on two cores
 
-QUESTIONS = (
-    "What is the capital of France?",
-    "Write a short poem about the sea.",
-    "Explain why the sky is blue to a child.",
-    "List three tips for learning to cook.",
-    "Translate 'good morning' into Spanish and use it in a sentence.",
-    "Who wrote Romeo and Juliet?",
-    "Give me a recipe for pancakes.",
-    "Write a Python function that adds two numbers.",
-    "What is photosynthesis?",
-    "Tell me a story about a brave mouse.",
-    "How do I stay healthy?",
-    "What is 12 times 12? Explain the steps.",
-)
-N_TOKENS = 64
-
 
 @pytest.fixture(scope="module")
-def hugging_face(real_model_path):
-    """Model in fp32 and tokenizer, both read from the GGUF file by transformers."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    model = AutoModelForCausalLM.from_pretrained(
-        real_model_path.parent,
-        gguf_file=real_model_path.name,
-        dtype=torch.float32,
-        quantization_config=GgufConfig(dequantize=True),
-    ).eval()
-    return model, AutoTokenizer.from_pretrained(real_model_path.parent, gguf_file=real_model_path.name)
+def generated(real_model_path):
+    return greedy_answers(real_model_path)
 
 
-@pytest.fixture(scope="module")
-def generated(hugging_face):
-    """For each question: prompt ids and what `generate` makes of them, greedily, 64 tokens whatever they are."""
-    model, tokenizer = hugging_face
-    pairs = []
-    for question in QUESTIONS:
-        chat = [{"role": "user", "content": question}]
-        text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-        ids = tokenizer(text, return_tensors="pt").input_ids
-        with torch.inference_mode():
-            out = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=N_TOKENS,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        pairs.append((ids[0].tolist(), out[0, ids.shape[1] :].tolist()))
-    return pairs
-
-
-def test_reference_logits_equal_hugging_face(real_model_path, hugging_face, generated):
-    model, _ = hugging_face
+def test_reference_logits_equal_hugging_face(real_model_path, generated):
+    model, _ = load_hugging_face(real_model_path)
     config = read_config(real_model_path)
     weights = load_weights(real_model_path, config, progress=ignore_progress)
     machine, slots = interpreter(config, weights, page=16, n_pages=16)
-    prompt, answer = generated[2]
+    prompt, answer = generated[2].prompt, generated[2].tokens
     with torch.inference_mode():
         theirs = model(torch.tensor([prompt + answer])).logits[0]
     admit(slots, 0, prompt, range(16))
@@ -107,7 +61,7 @@ def test_greedy_tokens_equal_generate_in_one_batch(runtime, generated):
             results.extend(runtime.poll(0.0))
 
     sampling = SamplingParams(temperature=0.0, max_tokens=N_TOKENS)
-    for index, (prompt, answer) in enumerate(generated):
+    for index, (_, prompt, answer, _) in enumerate(generated):
         pages = tuple(index + n * i for i in range(-(-(len(prompt) + len(answer)) // size)))
         admitted = SlotAdmit(index, tuple(prompt), len(prompt), sampling, pages=pages)
         run(admits=(admitted,), prefill=(PrefillRow(index, 0, 20),), decode=tuple(range(index)))
@@ -115,4 +69,4 @@ def test_greedy_tokens_equal_generate_in_one_batch(runtime, generated):
     while any(t.finish is None for r in results[-1:] for t in r.tokens):
         run(decode=tuple(range(n)), lease_steps=8)
     tokens = [[t.token for r in results for t in r.tokens if t.slot == i] for i in range(n)]
-    assert tokens == [answer for _, answer in generated]
+    assert tokens == [answer.tokens for answer in generated]
