@@ -153,7 +153,7 @@ def describe(plan: ServePlan, hello: Hello) -> dict[str, str]:
         "slots": f"{hello.max_slots} sequences at once, {plan.scheduler.max_queue_requests} may wait",
         "KV cache": f"{hello.n_pages * hello.page_size_tokens:,} tokens ({pages}, {size(hello.kv_bytes)})",
         "prefix cache": "on" if plan.scheduler.prefix_cache else "off",
-        "API keys": f"{len(plan.api_keys)}" if plan.api_keys else "none asked for",
+        "access": f"with an API key ({len(plan.api_keys)} known)" if plan.api_keys else "open: no API key is asked for",
     }
 
 

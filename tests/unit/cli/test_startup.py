@@ -16,6 +16,7 @@ from server.cli.startup import ConsoleDisplay, LogDisplay, curl_line, describe, 
 from server.engine.messages import Hello
 from server.plan import ServePlan
 from server.scheduling.settings import SchedulerSettings
+from server.telemetry.logging import JsonFormatter
 
 URL = "http://127.0.0.1:8000"
 HELLO = Hello(
@@ -72,7 +73,14 @@ def test_people_see_phases_plan_and_a_curl_line(plan):
 def test_keys_are_never_shown(plan):
     assert "sesame" not in shown([], plan)
     assert "sesame" not in repr(plan)
-    assert describe(plan, HELLO)["API keys"] == "1"
+    assert describe(plan, HELLO)["access"] == "with an API key (1 known)"
+
+
+def test_the_logged_plan_withholds_nothing(plan, caplog):
+    """No name in it looks like a secret's, which the log would not show."""
+    with caplog.at_level(logging.INFO), LogDisplay() as display:
+        display.ready(plan, HELLO, URL)
+    assert "withheld" not in JsonFormatter().format(caplog.records[-1])
 
 
 def test_the_curl_line_is_valid_shell_and_json(plan):
