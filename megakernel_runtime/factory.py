@@ -5,9 +5,12 @@ Must not know: how any backend works.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 from megakernel_runtime.interface import CapacityError, Progress, Runtime, RuntimeSpec
+
+logger = logging.getLogger(__name__)
 
 
 def load_runtime(spec: RuntimeSpec, progress: Progress) -> Runtime:
@@ -16,7 +19,7 @@ def load_runtime(spec: RuntimeSpec, progress: Progress) -> Runtime:
     Raises ModelError and CapacityError.
     """
     if spec.backend == "auto":
-        spec = replace(spec, backend=_fastest())
+        spec = replace(spec, backend=_fastest(spec))
     match spec.backend:
         case "fake":
             from megakernel_runtime.backends.fake import load_fake
@@ -29,16 +32,22 @@ def load_runtime(spec: RuntimeSpec, progress: Progress) -> Runtime:
             from megakernel_runtime.backends.cpu.runtime import load_cpu
 
             return load_cpu(spec, progress)
+        case "megakernel":
+            from megakernel_runtime.backends.megakernel.load import load_megakernel
+
+            return load_megakernel(spec, progress)
         case "graphs" | "eager":
             from megakernel_runtime.backends.graphs.load import load_graphs
 
             return load_graphs(spec, progress)
         case unknown:
-            raise CapacityError(f"backend {unknown!r} is not in this version; choose auto, graphs, eager, cpu or fake")
+            raise CapacityError(
+                f"backend {unknown!r} is not in this version; choose auto, megakernel, graphs, eager, cpu or fake"
+            )
 
 
-def _fastest() -> str:
-    """Return graphs if there is a GPU for it, else cpu."""
+def _fastest(spec: RuntimeSpec) -> str:
+    """Return megakernel if GPU and model are made for it, else graphs if there is a GPU, else cpu."""
     from megakernel_runtime.backends.cpu.machine import share_cores
 
     share_cores()  # before the next line imports torch
@@ -48,4 +57,12 @@ def _fastest() -> str:
         cuda_device("graphs")
     except CapacityError:
         return "cpu"
-    return "graphs"
+    from megakernel_runtime.backends.megakernel.load import check_model, megakernel_device
+
+    try:
+        megakernel_device()
+        check_model(spec)
+    except CapacityError as reason:
+        logger.info("backend graphs: %s", reason)
+        return "graphs"
+    return "megakernel"

@@ -9,22 +9,25 @@ Pages: (layer, page, key or value, key head, token, head_dim) bf16. Must not kno
 
 from __future__ import annotations
 
+from megakernel_runtime.kernels import words as w
 from megakernel_runtime.kernels.compat import barrier, gl, gluon, mma_v2
 from megakernel_runtime.kernels.matrix import MMA
 from megakernel_runtime.kernels.merge import (
     absorb_own,
     absorb_spans,
+    clear_result,
     merge_warps,
     store_partial,
     write_own,
     write_result,
 )
-from megakernel_runtime.kernels.sync import await_halves, cta, prefetch_line
+from megakernel_runtime.kernels.sync import account_since, await_halves, cta, prefetch_line, ticks
 
 A2 = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=2))
 B2 = gl.constexpr(gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=2))
 NEG = gl.constexpr(-1.0e30)
-PAGE = gl.constexpr(32)
+ACCOUNTS = gl.constexpr(w.ACCOUNTS)
+DEPENDENCY = gl.constexpr(w.DEPENDENCY)
 TOK = gl.constexpr(16)  # tokens of a warp's part of a context tile
 TILE = gl.constexpr(128)  # tokens of a context tile
 
@@ -42,7 +45,7 @@ def span_count(pos, C: gl.constexpr):
 
 
 @gluon.jit
-def stage_row(stage, row, head, norms, cos, sin, pos, abort, tag, C: gl.constexpr):
+def stage_row(stage, row, head, norms, cos, sin, pos, waited, abort, tag, C: gl.constexpr):
     """Await one row's raw queries of a group, key and value; leave them rotated in `stage`, (16, D) bf16.
 
     Lines 0 .. group - 1 are the queries, line `group` the key, `group` + 1 the value (as it was), the rest zero.
@@ -62,7 +65,9 @@ def stage_row(stage, row, head, norms, cos, sin, pos, abort, tag, C: gl.constexp
     c = gl.load(cos + pos * HALF + d)
     s = gl.load(sin + pos * HALF + d)
     active = gl.where((m < GROUP + 2) & (d >= 0), 3, 0)
+    begun = ticks(tag)
     lo, hi = await_halves(row + line + (d & -8), active, abort, tag, D)
+    account_since(waited, begun)
     x = lo.to(gl.float32)
     y = hi.to(gl.float32)
     if QK_NORM:
@@ -82,6 +87,7 @@ def load_pages(kv, table, position, end, lo, layer, which, head, d, C: gl.conste
     D: gl.constexpr = C.head_dim
     P: gl.constexpr = C.n_pages
     HEADS: gl.constexpr = C.n_kv_heads
+    PAGE: gl.constexpr = C.page
     old = (position >= lo) & (position < end)
     page = gl.load(table + position // PAGE, mask=old, other=0)
     base = ((layer * P + page).to(gl.int64) * 2 + which) * (HEADS * PAGE * D)
@@ -90,22 +96,27 @@ def load_pages(kv, table, position, end, lo, layer, which, head, d, C: gl.conste
 
 
 @gluon.jit
-def attend(mem, smem, acts, partials, rows, delta, other, layer, n_rows, spans, tag, C: gl.constexpr):
+def attend(mem, smem, acts, rows, delta, layer, n_rows, rows_before, spans, mark, tag, C: gl.constexpr):
     """This CTA's units of one layer; those of rows with several spans leave partial results, which are merged after.
 
     No unit waits for another's partial result before this CTA's own are written: waiting cannot go in a circle.
+    Rows that the step before had and this one has not are emptied for the next step. mark: see `store_partial`.
     """
     HEADS: gl.constexpr = C.n_kv_heads
     G: gl.constexpr = C.grid
     u = cta(C)
     while u < n_rows * HEADS * spans:
-        unit(mem, smem, acts, partials, rows, delta, other, layer, u, n_rows, tag, C)
+        unit(mem, smem, acts, rows, delta, layer, u, n_rows, mark, tag, C)
         u += G
     u = cta(C)
     if spans > 1:
         while u < n_rows * HEADS:
-            join(mem, smem, acts, partials, rows, delta, layer, u, n_rows, tag, C)
+            join(mem, smem, acts, rows, delta, layer, u, n_rows, mark, tag, C)
             u += G
+    u = n_rows * HEADS + cta(C)
+    while u < rows_before * HEADS:
+        clear_result(acts, delta, layer, u // HEADS, u % HEADS, C)
+        u += G
 
 
 @gluon.jit
@@ -116,17 +127,19 @@ def prefetch(mem, rows, layer, n_rows, spans, C: gl.constexpr):
     SPAN: gl.constexpr = C.span
     HEADS: gl.constexpr = C.n_kv_heads
     MAXP: gl.constexpr = C.max_pages
+    PAGE: gl.constexpr = C.page
+    PAGES_AT: gl.constexpr = C.pages_at
     LINES: gl.constexpr = PAGE * D // 64  # of 128 bytes, of a page's keys of one head
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [8], [0])
     u = cta(C)
     if u < n_rows * HEADS * spans:
         head = u % HEADS
         t = u // HEADS % n_rows
-        pos = gl.load(rows + t * 4 + 1)
+        pos = gl.load(rows + t * 8 + 1)
         count, first_span, _lo = span_count(pos, C)
         j = u // (HEADS * n_rows)
         if j < count:
-            table = mem.pages + gl.load(rows + t * 4) * MAXP
+            table = mem.state + PAGES_AT + gl.load(rows + t * 8) * MAXP
             begin = (first_span + j) * SPAN
             n_pages = (gl.minimum(begin + SPAN, pos) - begin + PAGE - 1) // PAGE
             i = gl.arange(0, 256, layout=LINE)
@@ -139,7 +152,7 @@ def prefetch(mem, rows, layer, n_rows, spans, C: gl.constexpr):
 
 
 @gluon.jit
-def unit(mem, smem, acts, partials, rows, delta, other, layer, u, n_rows, tag, C: gl.constexpr):
+def unit(mem, smem, acts, rows, delta, layer, u, n_rows, mark, tag, C: gl.constexpr):
     """Row t, one key head, one span: the group's attention over it, to a partial result or, if alone, to the end."""
     T: gl.constexpr = C.rows
     D: gl.constexpr = C.head_dim
@@ -149,20 +162,22 @@ def unit(mem, smem, acts, partials, rows, delta, other, layer, u, n_rows, tag, C
     MAXP: gl.constexpr = C.max_pages
     WIDE: gl.constexpr = C.head_dim > 64
     AT: gl.constexpr = C.at_qkv
+    PAGES_AT: gl.constexpr = C.pages_at
     LK: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 32 // (D // 8), D // 8], [8, 1, 1], [2, 1, 0])
     LP: gl.constexpr = gl.SliceLayout(2, LK)
     kv, cos, sin, abort, stages = mem.kv, mem.cos, mem.sin, mem.abort, smem.stages
+    waited = mem.accounts + cta(C) * ACCOUNTS + DEPENDENCY
     head = u % HEADS
     t = u // HEADS % n_rows
     j = u // (HEADS * n_rows)
-    slot = gl.load(rows + t * 4)
-    pos = gl.load(rows + t * 4 + 1)
-    row0 = gl.load(rows + t * 4 + 2)
-    first_new = gl.load(rows + t * 4 + 3)
+    slot = gl.load(rows + t * 8)
+    pos = gl.load(rows + t * 8 + 1)
+    row0 = gl.load(rows + t * 8 + 2)
+    first_new = gl.load(rows + t * 8 + 3)
     count, first_span, lo = span_count(pos, C)
     if j < gl.maximum(count, 1):
         raw = acts + AT + layer * (T * W)
-        table = mem.pages + slot * MAXP
+        table = mem.state + PAGES_AT + slot * MAXP
         norms = mem.qk_norms + layer * (2 * D)
         fresh = raw + (row0 - first_new) * W
         begin = (first_span + j) * SPAN
@@ -189,11 +204,11 @@ def unit(mem, smem, acts, partials, rows, delta, other, layer, u, n_rows, tag, C
                 k = load_pages(kv, table, position, old_end, lo, layer, 0, head, d, C)
                 v = load_pages(kv, table, position, old_end, lo, layer, 1, head, d, C)
             if start == first:
-                stage_row(smem.q_stage, raw + t * W, head, norms, cos, sin, pos, abort, tag, C)
+                stage_row(smem.q_stage, raw + t * W, head, norms, cos, sin, pos, waited, abort, tag, C)
             if WIDE:  # keys, values and the norms of wide heads would not fit the registers together
                 k = load_pages(kv, table, position, old_end, lo, layer, 0, head, d, C)
             new = gl.maximum(start, gl.maximum(first_new, lo))
-            k = patch_keys(k, smem, fresh, new, start, end, position, d, head, norms, cos, sin, abort, tag, C)
+            k = patch_keys(k, smem, fresh, new, start, end, position, d, head, norms, cos, sin, waited, abort, tag, C)
             stages.index(0).store(k)
             if WIDE:
                 v = load_pages(kv, table, position, old_end, lo, layer, 1, head, d, C)
@@ -219,16 +234,16 @@ def unit(mem, smem, acts, partials, rows, delta, other, layer, u, n_rows, tag, C
             barrier()  # the stages' readers are done
         best, norm, out = merge_warps(smem, top, total, acc, C)
         if count > 1:
-            store_partial(partials, other, layer, u, best, norm, out, C)
+            store_partial(mem.partials, u, best, norm, out, mark, C)
         else:
-            write_own(mem, smem, table, layer, head, pos, C)
+            write_own(mem, smem, table, layer, head, pos, gl.load(rows + t * 8 + 6), C)
             best, norm, out = absorb_own(smem, best, norm, out, C)
             write_result(acts, delta, layer, t, head, out / norm[:, None], C)
         barrier()  # the next unit may overwrite what this one read
 
 
 @gluon.jit
-def join(mem, smem, acts, partials, rows, delta, layer, u, n_rows, tag, C: gl.constexpr):
+def join(mem, smem, acts, rows, delta, layer, u, n_rows, mark, tag, C: gl.constexpr):
     """Merge the partial results of a row and key head with several spans, then its own key and value."""
     T: gl.constexpr = C.rows
     D: gl.constexpr = C.head_dim
@@ -236,31 +251,36 @@ def join(mem, smem, acts, partials, rows, delta, layer, u, n_rows, tag, C: gl.co
     HEADS: gl.constexpr = C.n_kv_heads
     MAXP: gl.constexpr = C.max_pages
     AT: gl.constexpr = C.at_qkv
+    PAGES_AT: gl.constexpr = C.pages_at
+    waited = mem.accounts + cta(C) * ACCOUNTS + DEPENDENCY
     t = u // HEADS
     head = u % HEADS
-    slot = gl.load(rows + t * 4)
-    pos = gl.load(rows + t * 4 + 1)
+    slot = gl.load(rows + t * 8)
+    pos = gl.load(rows + t * 8 + 1)
     count, _first, _lo = span_count(pos, C)
     if count > 1:
         raw = acts + AT + (layer * T + t) * W
         norms = mem.qk_norms + layer * (2 * D)
-        stage_row(smem.q_stage, raw, head, norms, mem.cos, mem.sin, pos, mem.abort, tag, C)
+        stage_row(smem.q_stage, raw, head, norms, mem.cos, mem.sin, pos, waited, mem.abort, tag, C)
         barrier()
-        write_own(mem, smem, mem.pages + slot * MAXP, layer, head, pos, C)
-        best, norm, out = absorb_spans(mem, partials, layer, u, n_rows, count, tag, C)
+        table = mem.state + PAGES_AT + slot * MAXP
+        write_own(mem, smem, table, layer, head, pos, gl.load(rows + t * 8 + 6), C)
+        best, norm, out = absorb_spans(mem, u, n_rows, count, mark, tag, C)
         best, norm, out = absorb_own(smem, best, norm, out, C)
         write_result(acts, delta, layer, t, head, out / norm[:, None], C)
         barrier()
 
 
 @gluon.jit
-def patch_keys(x, smem, fresh, new, start, end, position, d, head, norms, cos, sin, abort, tag, C: gl.constexpr):
+def patch_keys(
+    x, smem, fresh, new, start, end, position, d, head, norms, cos, sin, waited, abort, tag, C: gl.constexpr
+):
     """Put the keys of this step's earlier rows of the sequence, positions new .., into x, the tile (8, TOK, D)."""
     W: gl.constexpr = C.qkv
     GROUP: gl.constexpr = C.group
     LX: gl.constexpr = gl.SliceLayout(0, x.type.layout)
     while (new < end) & (new < start + TILE):
-        stage_row(smem.f_stage, fresh + new * W, head, norms, cos, sin, new, abort, tag, C)
+        stage_row(smem.f_stage, fresh + new * W, head, norms, cos, sin, new, waited, abort, tag, C)
         barrier()
         here = (position == new)[:, :, None] & (d >= 0)[None, None, :]
         x = gl.where(here, gl.expand_dims(smem.f_stage.slice(GROUP, 1, 0).load(LX), 0), x)

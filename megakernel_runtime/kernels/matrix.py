@@ -72,15 +72,15 @@ def load_operands(x, norm, first, n_rows, K, abort, tag, C: gl.constexpr):
 def multiply(acc, before, ring, smem, operand, abort, C: gl.constexpr):
     """Add the ring's next tile times `operand` to acc; give the slot before back, whose product is in `before`.
 
-    ring: slot, phase, and the address of the barrier that gives the last tile's slot back, 0 for none.
+    ring: slot, phase, the address of the barrier that gives the last tile's slot back, 0 for none, and cycles waited.
     """
     S: gl.constexpr = C.stages
-    slot, phase, last = ring
-    await_phase(smem.full_at + slot * 8, phase, abort)
+    slot, phase, last, waited = ring
+    waited += await_phase(smem.full_at + slot * 8, phase, abort)
     acc = mma_v2(smem.ring.index(slot).load(A), operand, acc)
     arrive_after(before, last, C)
     wraps = slot == S - 1
-    return acc, (gl.where(wraps, 0, slot + 1), phase ^ wraps.to(gl.int32), smem.empty_at + slot * 8)
+    return acc, (gl.where(wraps, 0, slot + 1), phase ^ wraps.to(gl.int32), smem.empty_at + slot * 8, waited)
 
 
 @gluon.jit

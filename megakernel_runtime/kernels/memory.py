@@ -11,7 +11,7 @@ class Memory(NamedTuple):
     meta: Any  # (G, 4) i32: first tile, tiles, first instruction, instructions
     code: Any  # (instructions, 12) i32, see entry.WORDS
     acts: Any  # two of `KernelShape.step_elements` bf16
-    partials: Any  # two of `KernelShape.partial_elements` fp32
+    partials: Any  # `KernelShape.partial_words` i64: fp32 bits, above them the tag of who wrote them
     resid: Any  # (T, hidden) fp32, each column used by its owner only
     table: Any  # (vocab, hidden) bf16 token embeddings
     norm: Any  # (2 layers + 1, hidden) bf16: before attention, before the FFN, ..., final
@@ -19,16 +19,23 @@ class Memory(NamedTuple):
     qk_norms: Any  # (layers, 2, head_dim) bf16
     cos: Any  # (max_len, head_dim / 2) fp32
     sin: Any  # the same
-    kv: Any  # (layers, pages, 2, kv heads, 32, head_dim) bf16
-    pages: Any  # (slots, max_pages) i32
-    tokens: Any  # (slots, max_len) i32
-    lens: Any  # (slots,) i32: tokens known
-    rows: Any  # (2, T, 4) i32: slot, position, first row of the same sequence in this step, its position
+    kv: Any  # (layers, pages, 2, kv heads, page, head_dim) bf16
+    state: Any  # i32 arena of all slots, see KernelShape.fields_at ff.
+    plans: Any  # pinned: ring of plan records
+    packets: Any  # pinned: ring of writes to the state arena
+    head: Any  # pinned: how many plans the host has written; how many of them the kernel has taken
+    steps: Any  # pinned: ring of step records
+    results: Any  # pinned: ring of (T, TOKEN_WORDS) token records a step
+    relay: Any  # i32, a line a CTA and one more: words that one thread reads for all
+    cmd: Any  # (2, 1024) i32: head and rows of this and of the next step's plan
+    local: Any  # (G, T, 8) i32: a CTA's rows: slot, position, first row of its sequence, its position, token, samples,
+    # alive
+    leave: Any  # i32, a line a CTA: its producer is to stop
+    accounts: Any  # (G, 8) i64: cycles in all, waiting for dependencies, for weights, for the host
     logits: Any  # (T, vocab) fp32
     best: Any  # (G, T, 2) i32: bits of the largest logit of a CTA's rows, its token
-    counters: Any  # i32, one cache line each: LM heads done, samplers done
-    abort: Any  # (1,) i32: tag of the wait that gave up first
-    stamps: Any  # (steps,) i64: end of each step, ns
+    counters: Any  # i32, one cache line each: LM heads done, samplers done, steps published
+    abort: Any  # i32: record of the wait that gave up first, see sync.py; zeros if none has
     prof: Any  # (instructions, G, 2) i64: begin and end in the last step
 
 

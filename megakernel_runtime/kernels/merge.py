@@ -7,9 +7,8 @@ weighted by values, (8,), (8,) and (8, D), fp32. Must not know: how scores came 
 from __future__ import annotations
 
 from megakernel_runtime.kernels.compat import barrier, gl, gluon, reinterpret
-from megakernel_runtime.kernels.sync import await_single, load_single, store_pairs, store_single
+from megakernel_runtime.kernels.sync import await_tagged, load_tagged, store_pairs, store_tagged
 
-PAGE = gl.constexpr(32)
 BATCH = gl.constexpr(4)  # spans whose partial results are awaited together
 # warps side by side, a row a warp, two neighbouring columns a thread
 WARPS = gl.constexpr(gl.BlockedLayout([8, 1, 2], [1, 1, 32], [1, 8, 1], [2, 1, 0]))
@@ -60,29 +59,20 @@ def absorb_own(smem, best, norm, out, C: gl.constexpr):
 
 
 @gluon.jit
-def partial_at(partials, layer, u, C: gl.constexpr):
-    """Where unit u's partial result lies."""
-    D: gl.constexpr = C.head_dim
-    UNITS: gl.constexpr = C.max_units
-    return partials + (layer * UNITS + u).to(gl.int64) * (8 * (D + 2))
-
-
-@gluon.jit
-def store_partial(partials, other, layer, u, best, norm, out, C: gl.constexpr):
-    """Publish a span's partial result."""
+def store_partial(partials, u, best, norm, out, mark, C: gl.constexpr):
+    """Publish a span's partial result, marked with the step and layer that it is of."""
     D: gl.constexpr = C.head_dim
     GROUP: gl.constexpr = C.group
     m = gl.arange(0, 8, layout=ROW)
     i = gl.arange(0, D, layout=gl.SliceLayout(0, LO))[None, :]
-    base = partial_at(partials, layer, u, C)
-    at = base + (m[:, None] * D + i)
-    store_single(at, at + other, out, ((m < GROUP)[:, None] & (i >= 0)).to(gl.int32))
-    store_single(base + 8 * D + m, base + 8 * D + m + other, best, (m < GROUP).to(gl.int32))
-    store_single(base + 8 * D + 8 + m, base + 8 * D + 8 + m + other, norm, (m < GROUP).to(gl.int32))
+    base = partials + u * (8 * (D + 2))
+    store_tagged(base + (m[:, None] * D + i), out, mark, ((m < GROUP)[:, None] & (i >= 0)).to(gl.int32))
+    store_tagged(base + 8 * D + m, best, mark, (m < GROUP).to(gl.int32))
+    store_tagged(base + 8 * D + 8 + m, norm, mark, (m < GROUP).to(gl.int32))
 
 
 @gluon.jit
-def absorb_spans(mem, partials, layer, u, n_rows, count, tag, C: gl.constexpr):
+def absorb_spans(mem, u, n_rows, count, mark, tag, C: gl.constexpr):
     """Merge the partial results of `count` spans of unit u's row and key head, in their order."""
     D: gl.constexpr = C.head_dim
     GROUP: gl.constexpr = C.group
@@ -96,31 +86,33 @@ def absorb_spans(mem, partials, layer, u, n_rows, count, tag, C: gl.constexpr):
         pointers = ()
         values = ()
         for b in gl.static_range(BATCH):
-            base = partial_at(partials, layer, u + gl.minimum(j + b, count - 1) * (n_rows * HEADS), C)
+            base = mem.partials + (u + gl.minimum(j + b, count - 1) * (n_rows * HEADS)) * (8 * (D + 2))
             here = (base + (m[:, None] * D + i), base + 8 * D + m, base + 8 * D + 8 + m)
             pointers = pointers + (here,)
-            values = values + ((load_single(here[0]), load_single(here[1]), load_single(here[2])),)
+            values = values + ((load_tagged(here[0]), load_tagged(here[1]), load_tagged(here[2])),)
         for b in gl.static_range(BATCH):
-            more = await_single(values[b][0], pointers[b][0], mem.abort, tag)
-            top = await_single(values[b][1], pointers[b][1], mem.abort, tag)
-            total = await_single(values[b][2], pointers[b][2], mem.abort, tag)
+            more = await_tagged(values[b][0], pointers[b][0], mark, mem.abort, tag)
+            top = await_tagged(values[b][1], pointers[b][1], mark, mem.abort, tag)
+            total = await_tagged(values[b][2], pointers[b][2], mark, mem.abort, tag)
             if j + b < count:
                 best, norm, out = absorb(best, norm, out, top, total, more)
     return best, norm, out
 
 
 @gluon.jit
-def write_own(mem, smem, table, layer, head, pos, C: gl.constexpr):
-    """Write the row's own key and value from q_stage to its page, for later steps."""
+def write_own(mem, smem, table, layer, head, pos, alive, C: gl.constexpr):
+    """Write the row's own key and value from q_stage to its page, for later steps, if the row is alive."""
     D: gl.constexpr = C.head_dim
     P: gl.constexpr = C.n_pages
     HEADS: gl.constexpr = C.n_kv_heads
     GROUP: gl.constexpr = C.group
+    PAGE: gl.constexpr = C.page
     page = gl.load(table + pos // PAGE)
     base = (layer * P + page).to(gl.int64) * (2 * HEADS * PAGE * D) + (head * PAGE + pos % PAGE) * D
     i = gl.arange(0, D, layout=gl.SliceLayout(0, LO))[None, :]
-    gl.store(mem.kv + base + i, smem.q_stage.slice(GROUP, 1, 0).load(LO))
-    gl.store(mem.kv + base + HEADS * PAGE * D + i, smem.q_stage.slice(GROUP + 1, 1, 0).load(LO))
+    on = (i >= 0) & (alive != 0)
+    gl.store(mem.kv + base + i, smem.q_stage.slice(GROUP, 1, 0).load(LO), mask=on)
+    gl.store(mem.kv + base + HEADS * PAGE * D + i, smem.q_stage.slice(GROUP + 1, 1, 0).load(LO), mask=on)
 
 
 @gluon.jit
@@ -135,3 +127,16 @@ def write_result(acts, delta, layer, t, head, out, C: gl.constexpr):
     i = gl.arange(0, D, layout=gl.SliceLayout(0, LO))[None, :]
     pointer = acts + AT + (layer * T + t) * NQ + (head * GROUP + m) * D + i
     store_pairs(pointer, pointer + delta, out, gl.where((m < GROUP) & (i >= 0), 256, 0))
+
+
+@gluon.jit
+def clear_result(acts, delta, layer, t, head, C: gl.constexpr):
+    """Empty the words of the other step parity where `write_result` puts a row's outputs of a group."""
+    T: gl.constexpr = C.rows
+    D: gl.constexpr = C.head_dim
+    NQ: gl.constexpr = C.q
+    GROUP: gl.constexpr = C.group
+    AT: gl.constexpr = C.at_attn
+    i = gl.arange(0, 512, layout=gl.BlockedLayout([1], [32], [8], [0]))
+    words = (acts + delta + AT + (layer * T + t) * NQ + head * GROUP * D).to(gl.pointer_type(gl.int32))
+    gl.store(words + i, gl.full([512], -1, gl.int32, layout=i.type.layout), mask=i < GROUP * D // 2)

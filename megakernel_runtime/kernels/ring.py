@@ -38,17 +38,39 @@ add.u32 a, a, 2048; bra SCAN; DONE: }""",
 
 @gluon.jit
 def await_phase(address, phase, abort):
-    """Wait, each thread for itself, until the mbarrier at `address` has completed the phase of this parity."""
-    gl.inline_asm_elementwise(
-        """{ .reg .pred p; .reg .b32 n, a; mov.b32 n, 0;
-LOOP: mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2, 1000; @p bra DONE;
+    """Wait, each thread for itself, until the mbarrier at `address` has completed the phase of this parity.
+
+    Returns the clock cycles waited, 0 if it was complete already.
+    """
+    return gl.inline_asm_elementwise(
+        """{ .reg .pred p; .reg .b32 n, a, b; mov.b32 n, 0; mov.b32 $0, 0;
+mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2, 0; @p bra DONE; mov.u32 b, %clock;
+LOOP: mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2, 1000; @p bra OVER;
 add.u32 n, n, 1; and.b32 a, n, 63; setp.ne.b32 p, a, 0; @p bra LOOP;
-ld.relaxed.gpu.global.b32 a, [$3]; setp.ne.b32 p, a, 0; @p bra DONE;
+ld.relaxed.gpu.global.b32 a, [$3]; setp.ne.b32 p, a, 0; @p bra OVER;
 setp.lt.u32 p, n, 2000000; @p bra LOOP;
-atom.relaxed.gpu.global.cas.b32 a, [$3], 0, -1;
-DONE: mov.b32 $0, 0; }""",
-        "=r,r,r,l",
+atom.relaxed.gpu.global.cas.b32 a, [$3], 0, -1; setp.ne.b32 p, a, 0; @p bra OVER;
+mov.u32 a, %smid; st.relaxed.gpu.global.b32 [$3+4], a;
+OVER: mov.u32 a, %clock; sub.u32 $0, a, b;
+DONE: }""",
+        "=&r,r,r,l",
         [address, phase, abort.to(gl.int64)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def await_phase_or_leave(address, phase, leave):
+    """The producer's wait, which has no deadline of its own: returns 1 once `leave` is set instead, else 0."""
+    return gl.inline_asm_elementwise(
+        """{ .reg .pred p; .reg .b32 a; mov.b32 $0, 0;
+LOOP: mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2, 1000; @p bra DONE;
+ld.relaxed.gpu.global.b32 a, [$3]; setp.eq.b32 p, a, 0; @p bra LOOP; mov.b32 $0, 1;
+DONE: }""",
+        "=&r,r,r,l",
+        [address, phase, leave.to(gl.int64)],
         dtype=gl.int32,
         is_pure=False,
         pack=1,

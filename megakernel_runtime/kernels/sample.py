@@ -5,10 +5,27 @@ Must not know: matrices.
 
 from __future__ import annotations
 
-from megakernel_runtime.kernels.compat import gl, gluon
+from megakernel_runtime.device_state.fields import FIELD_WORDS, Field, Outcome
+from megakernel_runtime.kernels import words as w
+from megakernel_runtime.kernels.compat import barrier, gl, gluon
 from megakernel_runtime.kernels.matrix import OUT
 from megakernel_runtime.kernels.sync import cta
 
+SLOT_WORDS = gl.constexpr(FIELD_WORDS)
+GENERATED = gl.constexpr(int(Field.GENERATED))
+LIMIT = gl.constexpr(int(Field.LIMIT))
+MIN_TOKENS = gl.constexpr(int(Field.MIN_TOKENS))
+POSITION = gl.constexpr(int(Field.POSITION))
+TOKEN = gl.constexpr(int(Field.TOKEN))
+LIVE = gl.constexpr(int(Field.LIVE))
+RESULTS = gl.constexpr(w.RESULTS)
+TOKEN_WORDS = gl.constexpr(w.TOKEN_WORDS)
+OUT_SLOT = gl.constexpr(w.OUT_SLOT)
+OUT_TOKEN = gl.constexpr(w.OUT_TOKEN)
+OUT_OUTCOME = gl.constexpr(w.OUT_OUTCOME)
+RUNS = gl.constexpr(int(Outcome.RUNS))
+STOP = gl.constexpr(int(Outcome.STOP))
+LENGTH = gl.constexpr(int(Outcome.LENGTH))
 CTAS = gl.constexpr(gl.BlockedLayout([1], [32], [8], [0]))
 
 
@@ -41,25 +58,36 @@ def publish_best(dst, best, where, C: gl.constexpr):
 
 
 @gluon.jit
-def sample(mem, rows, next_rows, t, C: gl.constexpr):
-    """Greedy choice for row t if it is the last known position of its slot; the row of the next step follows it."""
+def sample(mem, rows, s, t, C: gl.constexpr):
+    """Choose row t's next token if the row is its slot's last known one; move the slot on and tell the host."""
     V: gl.constexpr = C.vocab
     T: gl.constexpr = C.rows
     G: gl.constexpr = C.grid
-    MAX: gl.constexpr = C.max_len
-    slot = gl.load(rows + t * 4)
-    pos = gl.load(rows + t * 4 + 1)
-    n = gl.load(mem.lens + slot)
-    if pos == n - 1:
+    slot = gl.load(rows + t * 8)
+    out = mem.results + (s % RESULTS * T + t) * TOKEN_WORDS
+    if gl.load(rows + t * 8 + 5) != 0:
         c = gl.arange(0, 256, layout=CTAS)
         at = mem.best + (c * T + t) * 2
         value = gl.load(at, mask=c < G, other=-8388608).to(gl.float32, bitcast=True)  # -inf
         token = gl.load(at + 1, mask=c < G, other=V)
         top = gl.max(value, axis=0)
         chosen = gl.min(gl.where(value == top, token, V), axis=0)
-        gl.store(mem.tokens + slot * MAX + pos + 1, chosen)
-        gl.store(mem.lens + slot, n + 1)
-    gl.store(next_rows + t * 4, slot)
-    gl.store(next_rows + t * 4 + 1, pos + 1)
-    gl.store(next_rows + t * 4 + 2, t)
-    gl.store(next_rows + t * 4 + 3, pos + 1)
+        field = mem.state + C.fields_at + slot * SLOT_WORDS
+        n = gl.load(field + GENERATED) + 1
+        limit = gl.load(field + LIMIT)
+        least = gl.load(field + MIN_TOKENS)
+        mask = gl.load(mem.state + C.stops_at + slot * C.mask_words + chosen // 32)
+        hit = (mask >> (chosen % 32)) & 1
+        outcome = gl.where(n >= limit, LENGTH, RUNS)
+        outcome = gl.where((hit != 0) & (n > least), STOP, outcome)
+        pos = gl.load(rows + t * 8 + 1)
+        barrier()
+        gl.store(field + POSITION, pos + 1)
+        gl.store(field + TOKEN, chosen)
+        gl.store(field + GENERATED, n)
+        gl.store(field + LIVE, (outcome == RUNS).to(gl.int32))
+        gl.store(out + OUT_SLOT, slot)
+        gl.store(out + OUT_TOKEN, chosen)
+        gl.store(out + OUT_OUTCOME, outcome)
+    else:
+        gl.store(out + OUT_SLOT, -1)

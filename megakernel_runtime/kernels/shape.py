@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from megakernel_runtime.device_state.fields import FIELD_WORDS, MASK_BITS
+
 WARPS = 8  # consumer warps; a tile has one sub-block for each
 ROW_TILE = 16  # rows of a matrix in one tile
 SUB_COLUMNS = 64  # columns of a sub-block: 128 bytes, one swizzle period
 TILE_COLUMNS = WARPS * SUB_COLUMNS
 TILE_BYTES = ROW_TILE * TILE_COLUMNS * 2
-PAGE = 32  # tokens of a KV page
 RESIDENT_CHUNKS = 4  # tiles' worth of columns of one activation that a warp keeps in registers
 
 
@@ -35,10 +36,13 @@ class KernelShape:
     qkv_bias: bool
     window: int  # 0: none
     eps: float
-    max_len: int  # positions of a slot, a multiple of PAGE
+    max_len: int  # positions of a slot, a multiple of `page`
     n_pages: int
+    page: int = 32  # tokens of a KV page, a power of two
+    slots: int = 16
     by_sm: bool = False  # CTAs are numbered by SM: the grid is all SMs of the GPU
     sync_profile: bool = False
+    drops: bool = False  # for tests: CTA 1 leaves out a signal in the step that abort[8] names, counted from 1
 
     @property
     def qkv(self) -> int:
@@ -63,7 +67,48 @@ class KernelShape:
     @property
     def max_pages(self) -> int:
         """Pages of one slot's table."""
-        return self.max_len // PAGE
+        return self.max_len // self.page
+
+    # The state arena, words of 32 bits: each part is (slots, width), as `device_state.state.SlotState` lays them out.
+    @property
+    def fields_at(self) -> int:
+        """Offset of the slots' fields, FIELD_WORDS each."""
+        return 0
+
+    @property
+    def pages_at(self) -> int:
+        """Offset of the page tables, `max_pages` each."""
+        return self.fields_at + self.slots * FIELD_WORDS
+
+    @property
+    def mask_words(self) -> int:
+        """Words of a bit mask over the vocabulary."""
+        return -(-self.vocab // MASK_BITS)
+
+    @property
+    def stops_at(self) -> int:
+        """Offset of the masks of stop tokens."""
+        return self.pages_at + self.slots * self.max_pages
+
+    @property
+    def allowed_at(self) -> int:
+        """Offset of the masks of allowed tokens."""
+        return self.stops_at + self.slots * self.mask_words
+
+    @property
+    def counts_at(self) -> int:
+        """Offset of the token counts, `vocab` each."""
+        return self.allowed_at + self.slots * self.mask_words
+
+    @property
+    def bias_at(self) -> int:
+        """Offset of the fp32 biases, `vocab` each."""
+        return self.counts_at + self.slots * self.vocab
+
+    @property
+    def state_words(self) -> int:
+        """Words of the state arena."""
+        return self.bias_at + self.slots * self.vocab
 
     # Activations of one step lie in one buffer: per kind, layer after layer, each (rows, width) bf16.
     @property
@@ -97,9 +142,9 @@ class KernelShape:
         return self.at_act + self.layers * self.rows * self.ffn
 
     @property
-    def partial_elements(self) -> int:
-        """fp32 elements of one step's partial attention results; one buffer for even, one for odd steps."""
-        return self.layers * self.max_units * 8 * (self.head_dim + 2)
+    def partial_words(self) -> int:
+        """Words of 64 bits of one layer's partial attention results; all layers and steps use the same."""
+        return self.max_units * 8 * (self.head_dim + 2)
 
 
 def tile_chunks(columns: int) -> int:

@@ -3,15 +3,13 @@
 An activation word is 32 bits, two bf16. The pattern EMPTY (two bf16 NaNs that no conversion yields) means "not written
 yet": a reader repeats its load until no word is EMPTY, so no fence stands between writer and reader. Each word's
 writer empties the same word of the other step parity; the counters at a step's end order that before its next use.
-The proof is docs/memory-model.md. Every wait gives up after LIMIT rounds, or at once when `abort[0]` is set: the wait
-that gave up first leaves a record there, and the kernel runs the step to its end without waiting.
+The proof is docs/memory-model.md. Every wait gives up after about two seconds, or at once when `abort[0]` is set: the
+wait that gave up first leaves a record there (words.py), and the kernel runs the step to its end without waiting.
 """
 
 from __future__ import annotations
 
 from megakernel_runtime.kernels.compat import barrier, gl, gluon
-
-LIMIT = gl.constexpr(4_000_000)  # rounds of a wait, about two seconds
 
 
 @gluon.jit
@@ -34,10 +32,74 @@ def prefetch_line(pointer):
 
 
 @gluon.jit
+def wait_tag(op, layer):
+    """What is waiting, for the record of a wait that gave up: opcode + 1 in the high half, layer in the low half."""
+    return (op + 1) * 65536 + layer
+
+
+@gluon.jit
 def now_ns(after):
     """The GPU's nanosecond clock; `after`: any value that must exist first."""
     return gl.inline_asm_elementwise(
         "mov.u64 $0, %globaltimer; // $1", "=l,r", [after], dtype=gl.int64, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def clock(after):
+    """This SM's cycle counter; `after`: any value that must exist first."""
+    return gl.inline_asm_elementwise(
+        "mov.u64 $0, %clock64; // $1", "=l,r", [after], dtype=gl.int64, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def ticks(after):
+    """The low half of this SM's cycle counter, for short times; `after`: any value that must exist first."""
+    return gl.inline_asm_elementwise(
+        "mov.u32 $0, %clock; // $1", "=r,r", [after], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def account_since(account_at, begun):
+    """Add the clock cycles since `begun`, from `ticks`, to a CTA's account, as its first thread counts them."""
+    gl.inline_asm_elementwise(
+        """{ .reg .pred p; .reg .b32 t; .reg .b64 n; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0; mov.u32 t, %clock;
+sub.u32 t, t, $2; cvt.u64.u32 n, t; @p red.relaxed.gpu.global.add.u64 [$1], n; mov.b32 $0, 0; }""",
+        "=r,l,r",
+        [account_at.to(gl.int64), begun],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def store_clock(pointer, after):
+    """Tell the host the GPU's nanosecond clock, at `pointer` in pinned memory; `after`: any value that must exist."""
+    gl.inline_asm_elementwise(
+        """{ .reg .pred p; .reg .b32 t; .reg .b64 n; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0; mov.u64 n, %globaltimer;
+@p st.relaxed.sys.global.b64 [$1], n; mov.b32 $0, $2; }""",
+        "=r,l,r",
+        [pointer.to(gl.int64), after],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def account(account_at, cycles):
+    """Add a number of clock cycles to a CTA's account, as its first thread counts them."""
+    gl.inline_asm_elementwise(
+        """{ .reg .pred p; .reg .b32 t; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0;
+@p red.relaxed.gpu.global.add.u64 [$1], $2; mov.b32 $0, 0; }""",
+        "=r,l,l",
+        [account_at.to(gl.int64), cycles.to(gl.int64)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
     )
 
 
@@ -63,6 +125,14 @@ mov.b32 $4, 0; mov.b32 $5, 0; mov.b32 $6, 0; mov.b32 $7, 0;
         is_pure=False,
         pack=16,
     )
+
+
+def _give_up(abort: str, tag: str, where: str, seen: str, expected: str) -> str:
+    """Assembly of the end of a wait, with registers a and p: leave a record, unless somebody else has (words.py)."""
+    return f"""atom.relaxed.gpu.global.cas.b32 a, [{abort}], 0, {tag}; setp.ne.b32 p, a, 0; @p bra DONE;
+mov.u32 a, %smid; st.relaxed.gpu.global.b32 [{abort}+4], a; st.relaxed.gpu.global.b64 [{abort}+8], {where};
+st.relaxed.gpu.global.b32 [{abort}+16], {seen}; st.relaxed.gpu.global.b32 [{abort}+20], {expected};
+"""
 
 
 def _await_words(chunks: int, groups: int, apart: int) -> tuple[str, str]:
@@ -95,7 +165,7 @@ def _await_words(chunks: int, groups: int, apart: int) -> tuple[str, str]:
         "add.u32 n, n, 1; and.b32 a, n, 63; setp.ne.b32 p, a, 0; @p bra LOOP;",
         f"ld.relaxed.gpu.global.b32 a, [${abort}]; setp.ne.b32 p, a, 0; @p bra DONE;",
         "setp.lt.u32 p, n, 4000000; @p bra LOOP;",
-        f"atom.relaxed.gpu.global.cas.b32 a, [${abort}], 0, ${tag};",
+        _give_up(f"${abort}", f"${tag}", f"${base}", "-1", "0"),
         "DONE:",
     ]
     constraints = ["=&r"] * base + ["l"] * n + ["r"] * n + ["l"] * n + ["r"] * n
@@ -147,31 +217,39 @@ def await_halves(pointer, active, abort, tag, D: gl.constexpr):
 
 
 @gluon.jit
-def load_single(pointer):
-    """Begin loading fp32 words. Not checked."""
+def load_tagged(pointer):
+    """Begin loading 64-bit words. Not checked."""
     return gl.inline_asm_elementwise(
-        "ld.relaxed.gpu.global.b32 $0, [$1];",
-        "=r,l",
+        "ld.relaxed.gpu.global.b64 $0, [$1];",
+        "=l,l",
         [pointer.to(gl.int64)],
-        dtype=gl.int32,
+        dtype=gl.int64,
         is_pure=False,
         pack=1,
     )
 
 
-@gluon.jit
-def await_single(value, pointer, abort, tag):
-    """`value` as loaded from `pointer` by `load_single`, fp32; each thread repeats the load while it is EMPTY."""
-    return gl.inline_asm_elementwise(
-        """{ .reg .pred p; .reg .b32 n, a, h; mov.b32 h, $1; mov.b32 n, 0;
-CHECK: setp.ne.b32 p, h, -1; @p bra DONE; ld.relaxed.gpu.global.b32 h, [$2];
+TAGGED = gl.constexpr(
+    """{ .reg .pred p; .reg .b32 n, a, v, m; .reg .b64 h; mov.b64 {v, m}, $1; mov.b32 n, 0;
+CHECK: setp.eq.b32 p, m, $3; @p bra DONE; ld.relaxed.gpu.global.b64 h, [$2]; mov.b64 {v, m}, h;
 add.u32 n, n, 1; and.b32 a, n, 63; setp.ne.b32 p, a, 0; @p bra CHECK;
-ld.relaxed.gpu.global.b32 a, [$3]; setp.ne.b32 p, a, 0; @p bra DONE;
+ld.relaxed.gpu.global.b32 a, [$4]; setp.ne.b32 p, a, 0; @p bra DONE;
 setp.lt.u32 p, n, 4000000; @p bra CHECK;
-atom.relaxed.gpu.global.cas.b32 a, [$3], 0, $4;
-DONE: mov.b32 $0, h; }""",
-        "=&r,r,l,l,r",
-        [value, pointer.to(gl.int64), abort.to(gl.int64), tag],
+"""
+    + _give_up("$4", "$5", "$2", "m", "$3")
+    + "DONE: mov.b32 $0, v; }"
+)
+
+
+@gluon.jit
+def await_tagged(value, pointer, mark, abort, tag):
+    """The fp32 part of `value` as `load_tagged` got it from `pointer`; each thread loads again while its mark is not
+    `mark`.
+    """
+    return gl.inline_asm_elementwise(
+        TAGGED,
+        "=&r,l,l,r,l,r",
+        [value, pointer.to(gl.int64), mark, abort.to(gl.int64), tag],
         dtype=gl.int32,
         is_pure=False,
         pack=1,
@@ -179,13 +257,13 @@ DONE: mov.b32 $0, h; }""",
 
 
 @gluon.jit
-def store_single(pointer, other, value, active):
-    """Write fp32 `value` where `active`, and EMPTY at `other`, the same word of the other step parity."""
+def store_tagged(pointer, value, mark, active):
+    """Write fp32 `value` and its mark as one word of 64 bits where `active`."""
     gl.inline_asm_elementwise(
-        """{ .reg .pred p; setp.ne.b32 p, $4, 0; @p st.relaxed.gpu.global.b32 [$1], $3;
-@p st.relaxed.gpu.global.b32 [$2], -1; mov.b32 $0, 0; }""",
-        "=&r,l,l,r,r",
-        [pointer.to(gl.int64), other.to(gl.int64), value.to(gl.int32, bitcast=True), active],
+        """{ .reg .pred p; .reg .b64 h; setp.ne.b32 p, $4, 0; mov.b64 h, {$2, $3};
+@p st.relaxed.gpu.global.b64 [$1], h; mov.b32 $0, 0; }""",
+        "=&r,l,r,r,r",
+        [pointer.to(gl.int64), value.to(gl.int32, bitcast=True), mark, active],
         dtype=gl.int32,
         is_pure=False,
         pack=1,
@@ -225,17 +303,35 @@ def signal(counter):
     )
 
 
+def _await_counter(deadline: bool) -> str:
+    """Assembly of `await_counter`."""
+    ends = ["setp.lt.u32 p, n, 4000000; @p bra LOOP;", _give_up("$3", "$4", "$1", "v", "$2")]
+    return "\n".join(
+        (
+            "{ .reg .pred p; .reg .b32 t, v, d, n, a;",
+            "mov.u32 t, %tid.x; mov.b32 n, 0; setp.ne.u32 p, t, 0; @p bra DONE;",
+            "LOOP: ld.acquire.gpu.global.b32 v, [$1]; sub.s32 d, v, $2; setp.ge.s32 p, d, 0; @p bra DONE;",
+            "add.u32 n, n, 1; and.b32 a, n, 63; setp.ne.b32 p, a, 0; @p bra LOOP;",
+            "ld.relaxed.gpu.global.b32 a, [$3]; setp.ne.b32 p, a, 0; @p bra DONE;",
+            *(ends if deadline else ["bra LOOP;"]),
+            "DONE: mov.b32 $0, 0; }",
+        )
+    )
+
+
+WITH_DEADLINE = gl.constexpr(_await_counter(deadline=True))
+WITHOUT_DEADLINE = gl.constexpr(_await_counter(deadline=False))
+
+
 @gluon.jit
-def await_counter(counter, target, abort, tag):
-    """Wait until `counter` has reached `target` (differences are signed: it may wrap); acquires what was released."""
+def await_counter(counter, target, abort, tag, deadline: gl.constexpr = True):
+    """Wait until `counter` has reached `target` (differences are signed: it may wrap); acquires what was released.
+
+    Without a deadline only `abort` ends the wait: for what the host decides.
+    """
+    ASM: gl.constexpr = WITH_DEADLINE if deadline else WITHOUT_DEADLINE
     gl.inline_asm_elementwise(
-        """{ .reg .pred p; .reg .b32 t, v, n, a; mov.u32 t, %tid.x; mov.b32 n, 0; setp.ne.u32 p, t, 0; @p bra DONE;
-LOOP: ld.acquire.gpu.global.b32 v, [$1]; sub.s32 v, v, $2; setp.ge.s32 p, v, 0; @p bra DONE;
-add.u32 n, n, 1; and.b32 a, n, 63; setp.ne.b32 p, a, 0; @p bra LOOP;
-ld.relaxed.gpu.global.b32 a, [$3]; setp.ne.b32 p, a, 0; @p bra DONE;
-setp.lt.u32 p, n, 4000000; @p bra LOOP;
-atom.relaxed.gpu.global.cas.b32 a, [$3], 0, $4;
-DONE: mov.b32 $0, 0; }""",
+        ASM,
         "=r,l,r,l,r",
         [counter.to(gl.int64), target, abort.to(gl.int64), tag],
         dtype=gl.int32,

@@ -14,8 +14,8 @@ from megakernel_runtime.kernels.shape import KernelShape
 
 TILE_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
 BF16 = ("acts", "table", "norm", "bias", "qk_norms", "kv")
-FP32 = ("partials", "resid", "cos", "sin", "logits")
-I64 = ("stamps", "prof")
+FP32 = ("resid", "cos", "sin", "logits")
+I64 = ("prof", "accounts", "partials")
 
 
 def signature() -> dict[str, str]:
@@ -25,7 +25,7 @@ def signature() -> dict[str, str]:
         for name in Memory._fields
     }
     tape = {"tape": f"tensordesc<bf16[8, 16, 64],{TILE_LAYOUT!r}>"}
-    return tape | pointers | dict.fromkeys(("steps", "n_rows"), "i32") | {"nonce": "i64"} | {"C": "constexpr"}
+    return tape | pointers | {"done": "i32", "park_ns": "i64", "nonce": "i64"} | {"C": "constexpr"}
 
 
 def compile_for(shape: KernelShape, capability: int) -> Any:

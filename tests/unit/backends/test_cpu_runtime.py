@@ -92,7 +92,7 @@ def test_unknown_choices_are_refused(tiny_path):
     with pytest.raises(CapacityError, match="weight format 'int3' is unknown; choose auto, fp32, fp16"):
         load(tiny_path, weight_format="int3")
     with pytest.raises(
-        CapacityError, match="backend 'tpu' is not in this version; choose auto, graphs, eager, cpu or fake"
+        CapacityError, match="backend 'tpu' is not in this version; choose auto, megakernel, graphs, eager, cpu or fake"
     ):
         load(tiny_path, backend="tpu")
 
