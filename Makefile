@@ -19,6 +19,9 @@ PYTHON ?=
 TORCH_INDEX ?=
 TORCH := torch>=2.11,<2.14
 
+# An environment whose Python was removed or replaced is of no use: it is made anew, and filled anew.
+$(shell test -x '$(BIN)/python' || rm -f '$(SERVE_STAMP)' '$(DEV_STAMP)')
+
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
@@ -63,11 +66,13 @@ $(BIN)/python:
 	@PYTHON='$(PYTHON)' VENV='$(VENV)' sh .ci/make-venv
 
 $(SERVE_STAMP): pyproject.toml | $(BIN)/python
-	@echo 'Installing into $(VENV) (the first time takes some minutes, most of it PyTorch)'
-	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --editable .
+	@echo 'Installing PyTorch into $(VENV): the first time it is fetched, which can take minutes'
+	@$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)'
+	@echo 'Installing the server into $(VENV)'
+	@$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
 $(DEV_STAMP): pyproject.toml $(SERVE_STAMP)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@echo 'Installing what development needs into $(VENV)'
+	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
