@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from megakernel_runtime.device_state.fields import FIELD_WORDS, Field
 from megakernel_runtime.kernels import words as w
+from megakernel_runtime.kernels.clocks import now_ns
 from megakernel_runtime.kernels.compat import barrier, gl, gluon
-from megakernel_runtime.kernels.sync import now_ns
 
 LINE = gl.constexpr(gl.BlockedLayout([1], [32], [8], [0]))
 PLANS = gl.constexpr(w.PLANS)

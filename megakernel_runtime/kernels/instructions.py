@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from megakernel_runtime.kernels import words as w
+from megakernel_runtime.kernels.clocks import account_since, accounts_of, now_ns, ticks
 from megakernel_runtime.kernels.compat import gl, gluon
 from megakernel_runtime.kernels.matrix import (
     MMA,
@@ -18,7 +19,7 @@ from megakernel_runtime.kernels.matrix import (
     store_out,
 )
 from megakernel_runtime.kernels.sample import begin_best, publish_best, track_best
-from megakernel_runtime.kernels.sync import account_since, cta, ticks
+from megakernel_runtime.kernels.sync import cta
 from megakernel_runtime.program.isa import Op
 
 QKV = gl.constexpr(int(Op.QKV))
@@ -26,7 +27,6 @@ OUT_OP = gl.constexpr(int(Op.OUT))
 GATE_UP = gl.constexpr(int(Op.GATE_UP))
 DOWN = gl.constexpr(int(Op.DOWN))
 LM_HEAD = gl.constexpr(int(Op.LM_HEAD))
-ACCOUNTS = gl.constexpr(w.ACCOUNTS)
 DEPENDENCY = gl.constexpr(w.DEPENDENCY)
 
 
@@ -45,11 +45,13 @@ def embed(mem, acts, rows, delta, first, count, n_rows, C: gl.constexpr):
 
 
 @gluon.jit
-def matrix(ring, turn, mem, smem, acts, delta, op, first, count, src, dst, K, W, norm, n_rows, tag, C: gl.constexpr):
+def matrix(
+    ring, turn, mem, smem, acts, delta, op, first, count, src, dst, K, W, norm, n_rows, tag, seen, C: gl.constexpr
+):
     """A matrix instruction over `count` row tiles from `first`. One body for all: a CTA's code must fit its cache.
 
     ring: see `multiply`. src, dst: element offsets in acts. K: columns. W: width of dst.
-    norm: null for none.
+    norm: null for none. seen: where a profile notes when the operands were there.
     """
     H: gl.constexpr = C.hidden
     V: gl.constexpr = C.vocab
@@ -74,7 +76,9 @@ def matrix(ring, turn, mem, smem, acts, delta, op, first, count, src, dst, K, W,
                 begun = ticks(tile)
                 b0, b1, b2, b3, square = load_operands(x, norm, chunk, n_rows, K, mem.abort, tag, C)
                 squares = gl.where(chunk == 0, square, squares + square)
-                account_since(mem.accounts + cta(C) * ACCOUNTS + DEPENDENCY, begun)
+                account_since(accounts_of(mem, cta(C)) + DEPENDENCY, begun, C)
+                if C.profile:
+                    gl.store(seen, now_ns(tile))
             even, ring = multiply(even, odd, ring, smem, b0, mem.abort, C)
             if chunk + 1 < n_chunks:
                 odd, ring = multiply(odd, even, ring, smem, b1, mem.abort, C)

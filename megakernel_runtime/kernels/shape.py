@@ -41,7 +41,8 @@ class KernelShape:
     page: int = 32  # tokens of a KV page, a power of two
     slots: int = 16
     by_sm: bool = False  # CTAs are numbered by SM: the grid is all SMs of the GPU
-    sync_profile: bool = False
+    telemetry: bool = True  # keep time accounts
+    profile: bool = False  # note when each instruction begins and ends
     drops: bool = False  # for tests: CTA 1 leaves out a signal in the step that abort[8] names, counted from 1
 
     @property

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from megakernel_runtime.device_state.fields import FIELD_WORDS, Field
 from megakernel_runtime.kernels import words as w
-from megakernel_runtime.kernels.attend import attend, prefetch, span_count
+from megakernel_runtime.kernels.attend import attend
+from megakernel_runtime.kernels.clocks import account, accounts_of, clock, now_ns, store_clock
 from megakernel_runtime.kernels.compat import barrier, gl, gluon
+from megakernel_runtime.kernels.context import prefetch, span_count
 from megakernel_runtime.kernels.control import decide_early, decide_late, report
 from megakernel_runtime.kernels.instructions import embed, matrix
 from megakernel_runtime.kernels.matrix import OUT
 from megakernel_runtime.kernels.sample import sample
-from megakernel_runtime.kernels.sync import account, await_counter, clock, cta, now_ns, signal, store_clock, wait_tag
+from megakernel_runtime.kernels.sync import await_counter, cta, signal, wait_tag
 from megakernel_runtime.program.isa import Op
 
 EMBED = gl.constexpr(int(Op.EMBED))
@@ -36,7 +38,6 @@ POSITION = gl.constexpr(int(Field.POSITION))
 TOKEN = gl.constexpr(int(Field.TOKEN))
 LIVE = gl.constexpr(int(Field.LIVE))
 ROOM = gl.constexpr(int(Field.ROOM))
-ACCOUNTS = gl.constexpr(w.ACCOUNTS)
 TOTAL = gl.constexpr(w.TOTAL)
 DEPENDENCY = gl.constexpr(w.DEPENDENCY)
 MEMORY = gl.constexpr(w.MEMORY)
@@ -97,7 +98,7 @@ def run_step(ring, turn, taken, mem, smem, cmd, next_cmd, rows, s, n_rows, rows_
     G: gl.constexpr = C.grid
     H: gl.constexpr = C.hidden
     SIZE: gl.constexpr = C.step_elements
-    PROF: gl.constexpr = C.sync_profile
+    PROF: gl.constexpr = C.profile
     LAYERS: gl.constexpr = C.layers
     c = cta(C)
     parity = s & 1
@@ -147,7 +148,24 @@ def run_step(ring, turn, taken, mem, smem, cmd, next_cmd, rows, s, n_rows, rows_
             norm = gl.where(norm_row < 0, gl.to_tensor(0).to(gl.int64), (mem.norm + norm_row * H).to(gl.int64))
             norm = norm.to(gl.pointer_type(gl.bfloat16))
             ring, turn = matrix(
-                ring, turn, mem, smem, acts, delta, op, first, count, src, dst, columns, width, norm, n_rows, tag, C
+                ring,
+                turn,
+                mem,
+                smem,
+                acts,
+                delta,
+                op,
+                first,
+                count,
+                src,
+                dst,
+                columns,
+                width,
+                norm,
+                n_rows,
+                tag,
+                mem.prof + (i * G + c) * 3 + 2,
+                C,
             )
         if PROF:
             gl.store(mem.prof + (i * G + c) * 3 + 1, now_ns(tag))
@@ -159,7 +177,7 @@ def await_step(mem, cmd, s, taken, park_ns, C: gl.constexpr):
     """Wait until the step before is over everywhere, then until step s is published; CTA 0 publishes it if need be."""
     G: gl.constexpr = C.grid
     c = cta(C)
-    accounts = mem.accounts + c * ACCOUNTS
+    accounts = accounts_of(mem, c)
     begun = clock(s)
     # what all CTAs did in the step before, its samplers' slot fields among it, is visible from here on
     await_counter(mem.counters + LINE, s * G, mem.abort, 1)
@@ -168,8 +186,8 @@ def await_step(mem, cmd, s, taken, park_ns, C: gl.constexpr):
     if (c == 0) & (published == 0):
         taken = decide_late(mem, cmd, s, plans, park_ns, C)
     await_counter(mem.counters + 2 * LINE, s + 1, mem.abort, 2, False)
-    account(accounts + DEPENDENCY, over - begun)
-    account(accounts + HOST, clock(s) - over)
+    account(accounts + DEPENDENCY, over - begun, C)
+    account(accounts + HOST, clock(s) - over, C)
     return taken
 
 
@@ -180,7 +198,7 @@ def consumer(mem, smem, plans, park_ns, C: gl.constexpr):
     T: gl.constexpr = C.rows
     c = cta(C)
     rows = mem.local + c * (T * 8)
-    accounts = mem.accounts + c * ACCOUNTS
+    accounts = accounts_of(mem, c)
     ring = (gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0))
     turn = 0
     s = 0
@@ -214,11 +232,11 @@ def consumer(mem, smem, plans, park_ns, C: gl.constexpr):
                 report(mem, cmd, s, index, 1 - same.to(gl.int32), began_ns)
                 index = gl.where(same, index + 1, 0)
             slot, phase, last, waited = ring
-            account(accounts + MEMORY, waited)
+            account(accounts + MEMORY, waited, C)
             ring = (slot, phase, last, waited * 0)
             s += 1
-        account(accounts + TOTAL, clock(s) - begun)
-        account(accounts + NANOSECONDS, now_ns(s) - begun_ns)
+        account(accounts + TOTAL, clock(s) - begun, C)
+        account(accounts + NANOSECONDS, now_ns(s) - begun_ns, C)
     if c == 0:
         store_clock(mem.head + LEFT, s)
     gl.store(mem.leave + c * LINE, 1)

@@ -1,4 +1,4 @@
-"""How CTAs hand values to each other: self-validating words, counters, clocks. Must not know: any instruction.
+"""How CTAs hand values to each other: self-validating words, marked words, counters. Must not know: any instruction.
 
 An activation word is 32 bits, two bf16. The pattern EMPTY (two bf16 NaNs that no conversion yields) means "not written
 yet": a reader repeats its load until no word is EMPTY, so no fence stands between writer and reader. Each word's
@@ -35,72 +35,6 @@ def prefetch_line(pointer):
 def wait_tag(op, layer):
     """What is waiting, for the record of a wait that gave up: opcode + 1 in the high half, layer in the low half."""
     return (op + 1) * 65536 + layer
-
-
-@gluon.jit
-def now_ns(after):
-    """The GPU's nanosecond clock; `after`: any value that must exist first."""
-    return gl.inline_asm_elementwise(
-        "mov.u64 $0, %globaltimer; // $1", "=l,r", [after], dtype=gl.int64, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def clock(after):
-    """This SM's cycle counter; `after`: any value that must exist first."""
-    return gl.inline_asm_elementwise(
-        "mov.u64 $0, %clock64; // $1", "=l,r", [after], dtype=gl.int64, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def ticks(after):
-    """The low half of this SM's cycle counter, for short times; `after`: any value that must exist first."""
-    return gl.inline_asm_elementwise(
-        "mov.u32 $0, %clock; // $1", "=r,r", [after], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def account_since(account_at, begun):
-    """Add the clock cycles since `begun`, from `ticks`, to a CTA's account, as its first thread counts them."""
-    gl.inline_asm_elementwise(
-        """{ .reg .pred p; .reg .b32 t; .reg .b64 n; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0; mov.u32 t, %clock;
-sub.u32 t, t, $2; cvt.u64.u32 n, t; @p red.relaxed.gpu.global.add.u64 [$1], n; mov.b32 $0, 0; }""",
-        "=r,l,r",
-        [account_at.to(gl.int64), begun],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def store_clock(pointer, after):
-    """Tell the host the GPU's nanosecond clock, at `pointer` in pinned memory; `after`: any value that must exist."""
-    gl.inline_asm_elementwise(
-        """{ .reg .pred p; .reg .b32 t; .reg .b64 n; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0; mov.u64 n, %globaltimer;
-@p st.relaxed.sys.global.b64 [$1], n; mov.b32 $0, $2; }""",
-        "=r,l,r",
-        [pointer.to(gl.int64), after],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def account(account_at, cycles):
-    """Add a number of clock cycles to a CTA's account, as its first thread counts them."""
-    gl.inline_asm_elementwise(
-        """{ .reg .pred p; .reg .b32 t; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0;
-@p red.relaxed.gpu.global.add.u64 [$1], $2; mov.b32 $0, 0; }""",
-        "=r,l,l",
-        [account_at.to(gl.int64), cycles.to(gl.int64)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @gluon.jit

@@ -46,46 +46,49 @@ class DeviceMemory:
         self.device = kv.device
         tape = pack_tape(config, weights, placement, self.device, progress)
         self.tape_bytes = tape.tiles.numel() * 2
+        self._tape: Any = _descriptor(tape.tiles)
         meta, code = code_of(shape, placement, tape.starts, tape.counts)
-        cos, sin = rope_tables(config, shape.max_len, self.device)
-        pinned = {
-            "plans": _pinned(w.PLANS, w.RECORD),
-            "packets": _pinned(w.PACKETS, 2),
-            "head": _pinned(16),
-            "steps": _pinned(w.RESULTS, w.STEP_WORDS),
-            "results": _pinned(w.RESULTS, shape.rows, w.TOKEN_WORDS),
-        }
+        pinned = _pinned_parts(shape)
         self.plans, self.packets, self.head, self.steps, self.tokens = (part.numpy() for part in pinned.values())
-        parts = pinned | {
+        parts = pinned | self._constants(config, weights) | self._working(len(placement.tasks[0]))
+        parts |= {
+            "kv": kv,
+            "state": state,
             "meta": torch.tensor(meta, dtype=torch.int32, device=self.device),
             "code": torch.tensor(code, dtype=torch.int32, device=self.device),
-            "acts": self._zeros(2 * shape.step_elements, dtype=torch.bfloat16),
-            "partials": self._zeros(shape.partial_words, dtype=torch.int64),
-            "resid": self._zeros(shape.rows, shape.hidden, dtype=torch.float32),
+        }
+        self.parts = {name: parts[name] for name in Memory._fields}
+        torch.cuda.synchronize(self.device)
+
+    def _constants(self, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        cos, sin = rope_tables(config, self.shape.max_len, self.device)
+        return {
             "table": weights["embed"].to(device=self.device, dtype=torch.bfloat16).contiguous(),
             "norm": norms(config, weights, self.device),
             "bias": biases(config, weights, self.device),
             "qk_norms": qk_norms(config, weights, self.device),
             "cos": cos,
             "sin": sin,
-            "kv": kv,
-            "state": state,
-            "relay": self._zeros(LINE),
-            "cmd": self._zeros(2, 1024),
-            "local": self._zeros(shape.grid, shape.rows, 8),
-            "leave": self._zeros(shape.grid * LINE),
-            "accounts": self._zeros(shape.grid, w.ACCOUNTS, dtype=torch.int64),
-            "logits": self._zeros(shape.rows, shape.vocab, dtype=torch.float32),
-            "best": self._zeros(shape.grid, shape.rows, 2),
-            "counters": self._zeros(len(COUNTERS) * LINE),
-            "abort": self._zeros(LINE),
-            "prof": self._zeros(
-                len(placement.tasks[0]) * shape.grid * 3 if shape.sync_profile else 8, dtype=torch.int64
-            ),
         }
-        self.parts = {name: parts[name] for name in Memory._fields}
-        self._tape: Any = _descriptor(tape.tiles)
-        torch.cuda.synchronize(self.device)
+
+    def _working(self, n_instructions: int) -> dict[str, torch.Tensor]:
+        shape, zeros = self.shape, self._zeros
+        n_profiled = n_instructions * shape.grid * 3 if shape.profile else 1
+        return {
+            "acts": zeros(2 * shape.step_elements, dtype=torch.bfloat16),
+            "partials": zeros(shape.partial_words, dtype=torch.int64),
+            "resid": zeros(shape.rows, shape.hidden, dtype=torch.float32),
+            "relay": zeros(LINE),
+            "cmd": zeros(2, 1024),
+            "local": zeros(shape.grid, shape.rows, 8),
+            "leave": zeros(shape.grid * LINE),
+            "accounts": zeros(shape.grid, w.ACCOUNTS, dtype=torch.int64),
+            "logits": zeros(shape.rows, shape.vocab, dtype=torch.float32),
+            "best": zeros(shape.grid, shape.rows, 2),
+            "counters": zeros(len(COUNTERS) * LINE),
+            "abort": zeros(LINE),
+            "prof": zeros(n_profiled, dtype=torch.int64),
+        }
 
     def _zeros(self, *size: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.zeros(size, dtype=dtype, device=self.device)
@@ -120,8 +123,15 @@ class DeviceMemory:
         return f"address {address:#x}"
 
 
-def _pinned(*size: int) -> torch.Tensor:
-    return torch.zeros(size, dtype=torch.int32, pin_memory=True)
+def _pinned_parts(shape: KernelShape) -> dict[str, torch.Tensor]:
+    sizes = {
+        "plans": (w.PLANS, w.RECORD),
+        "packets": (w.PACKETS, 2),
+        "head": (16,),
+        "steps": (w.RESULTS, w.STEP_WORDS),
+        "results": (w.RESULTS, shape.rows, w.TOKEN_WORDS),
+    }
+    return {name: torch.zeros(size, dtype=torch.int32, pin_memory=True) for name, size in sizes.items()}
 
 
 def _descriptor(tiles: torch.Tensor) -> Any:
