@@ -9,12 +9,29 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from server.cli.options import flag_name, schema_extra, shown_default
+from server.protocol.chat import ChatRequest
+from server.protocol.completion import CompletionRequest
+from server.protocol.refused import CHAT, COMPLETION
+from server.protocol.values import Accepted
 from server.settings import Settings
 from server.telemetry.families import FAMILIES, Family
 
 ROOT = Path(__file__).parents[1]
+
+_ACCEPTED = str(Accepted.__metadata__[0].description)  # type: ignore[attr-defined] # what Annotated holds
+_BOUNDS = (
+    ("minimum", "≥ {}"),
+    ("exclusiveMinimum", "> {}"),
+    ("maximum", "≤ {}"),
+    ("exclusiveMaximum", "< {}"),
+    ("minItems", "at least {}"),
+    ("maxLength", "at most {} characters"),
+    ("pattern", "`{}`"),
+)
+_SPELLED = {2**31 - 1: "2³¹ - 1", -(2**31): "-2³¹", 2**64: "2⁶⁴", -(2**63): "-2⁶³"}
 
 
 def settings_tables() -> str:
@@ -64,6 +81,45 @@ def _metric_row(family: Family) -> str:
     return f"| `{family.name}` | {family.kind} | {labels} | {family.help}{gpu} |"
 
 
+def field_tables() -> str:
+    """Return a Markdown table of the fields that are honoured, and a sentence with those that change nothing."""
+    chat, text = ChatRequest.model_json_schema()["properties"], CompletionRequest.model_json_schema()["properties"]
+    lines = ["", "| field | of | default | bounds | meaning |", "| --- | --- | --- | --- | --- |"]
+    unused: list[str] = []
+    for name in dict.fromkeys((*chat, *text)):
+        both = chat.get(name) == text.get(name)
+        if both and chat[name].get("description") == _ACCEPTED:
+            unused.append(f"`{name}`")
+            continue
+        for schema, of in ((chat.get(name), "both" if both else "chat"), (None if both else text.get(name), "text")):
+            if schema is not None:
+                lines.append(_field_row(name, of, schema))
+    return "\n".join([*lines, "", f"Taken, and change nothing about the answer: {', '.join(unused)}.", ""])
+
+
+def _field_row(name: str, of: str, schema: dict[str, Any]) -> str:
+    default = schema.get("default")
+    shown = "-" if default is None or default == [] else f"`{str(default).lower()}`"
+    return f"| `{name}` | {of} | {shown} | {_bounds(schema) or '-'} | {schema.get('description', '-')} |"
+
+
+def _bounds(schema: dict[str, Any]) -> str:
+    """Return the bounds of a value; where it may be null, those of the other kind."""
+    kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
+    kind = kinds[0] if len(kinds) == 1 else schema
+    return ", ".join(text.format(_SPELLED.get(kind[key], kind[key])) for key, text in _BOUNDS if key in kind)
+
+
+def refused_table() -> str:
+    """Return a Markdown table of the fields that are known and not honoured: each is answered with a 400."""
+    lines = ["", "| field | of | would be |", "| --- | --- | --- |"]
+    for name in dict.fromkeys((*CHAT, *COMPLETION)):
+        both = name in CHAT and name in COMPLETION
+        of = "both" if both else "chat" if name in CHAT else "text"
+        lines.append(f"| `{name}` | {of} | {(CHAT.get(name) or COMPLETION[name]).what} |")
+    return "\n".join([*lines, ""])
+
+
 def _panels() -> dict[str, list[str]]:
     panels: dict[str, list[str]] = {}
     for name, field in Settings.model_fields.items():
@@ -81,7 +137,12 @@ def _toml_value(name: str) -> str:
     return shown if isinstance(field.default, int | float) and shown.replace(".", "").isdigit() else f'"{shown}"'
 
 
-SECTIONS: dict[str, Callable[[], str]] = {"settings": settings_tables, "metrics": metric_tables}
+SECTIONS: dict[str, Callable[[], str]] = {
+    "settings": settings_tables,
+    "metrics": metric_tables,
+    "fields": field_tables,
+    "refused": refused_table,
+}
 
 
 def generated() -> dict[Path, str]:

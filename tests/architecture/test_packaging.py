@@ -71,3 +71,10 @@ class TestDockerfile:
 
         for name in re.findall(r"MEGAKERNEL_([A-Z_]+)", self.text):
             assert name.lower() in Settings.model_fields
+
+
+def test_every_place_that_installs_torch_asks_for_the_same():
+    """The Makefile and the Dockerfile install it before the rest, from another index: pip must not change it after."""
+    (wanted,) = re.findall(r'"(torch>=[^"]+)"', (ROOT / "pyproject.toml").read_text())
+    for name in ("Makefile", "Dockerfile"):
+        assert re.findall(r"torch>=[\d.,<=]+", (ROOT / name).read_text()) == [wanted], name
