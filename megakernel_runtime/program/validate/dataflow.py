@@ -25,7 +25,6 @@ def check_dataflow(image: Image, parts: list[list[Part]]) -> dict[Step, Region]:
     for i, part in enumerate(parts[0]):
         of_all = [own[i] for own in parts]
         _check_same_words(of_all)
-        _check_norm(image.config, part)
         if part.op in MATRIX_OPS or part.op is Op.EMBED:
             _check_cover(image, of_all)
         if part.op not in {Op.LM_HEAD, Op.SAMPLE}:
@@ -70,13 +69,6 @@ def _check_same_words(of_all: list[Part]) -> None:
     for part in of_all:
         if (part.source, part.target, part.columns, part.width, part.norm) != words:
             raise ProgramError(f"{part}: other buffers than CTA {first.cta}'s: source, target, columns, width, norm")
-
-
-def _check_norm(config: ModelConfig, part: Part) -> None:
-    """Norm weights lie as before attention, before the FFN, of each layer, then the final one."""
-    due = {Op.QKV: 2 * part.layer, Op.GATE_UP: 2 * part.layer + 1, Op.LM_HEAD: 2 * config.n_layers}.get(part.op, -1)
-    if part.norm != due:
-        raise ProgramError(f"{part}: norm row {part.norm} instead of {due}")
 
 
 def _matrix(config: ModelConfig, shape: Shape, op: Op) -> tuple[int, int, int]:

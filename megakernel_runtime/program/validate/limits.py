@@ -13,10 +13,9 @@ SHARED_BYTES = 232_448  # of a CTA on sm_90, the least of the GPUs that the kern
 COMPILER_BYTES = 2048  # of shared memory: what Triton keeps for itself
 TILE_BYTES = 16 * 512 * 2
 ROWS = (8, 16)  # buckets
-HEAD_DIMS = (64, 128)
+CONTEXT_TOKENS = {64: 256, 128: 128}  # by head_dim: tokens of a context tile
 MAX_GROUP = 8
 MIN_STAGES = 2  # a warp gives a slot back while it works on the next one
-CONTEXT_TILE = 128
 MAX_LAYERS = 1 << 16  # layers share a word with the opcode in the record of a wait that gave up
 INT32 = 1 << 31
 
@@ -52,7 +51,7 @@ def _check_model(image: Image) -> None:
 
 
 def _check_sizes(shape: Shape) -> None:
-    for name, value, allowed in (("rows", shape.rows, ROWS), ("head_dim", shape.head_dim, HEAD_DIMS)):
+    for name, value, allowed in (("rows", shape.rows, ROWS), ("head_dim", shape.head_dim, tuple(CONTEXT_TOKENS))):
         if value not in allowed:
             raise ProgramError(f"{name} is {value}, the kernel is written for {allowed}")
     if not 1 <= shape.group <= MAX_GROUP:
@@ -62,12 +61,13 @@ def _check_sizes(shape: Shape) -> None:
 
 
 def _check_shared_memory(shape: Shape) -> None:
-    """Ring with its barriers, partial sums, norms, attention's tiles, maxima and sums, two staged rows."""
+    """Ring with its barriers, partial sums, norms, attention's values, maxima and sums, two staged rows twice."""
     if shape.stages < MIN_STAGES:
         raise ProgramError(f"the ring has {shape.stages} slots and would stand still with fewer than {MIN_STAGES}")
     ring = shape.stages * (TILE_BYTES + 2 * 8)
     matrix = 2 * 8 * (16 + 1) * shape.rows * 4
-    attention = 2 * 8 * 16 * shape.head_dim * 2 + 2 * 8 * 8 * 4 + 2 * 16 * shape.head_dim * 2
+    values = CONTEXT_TOKENS[shape.head_dim] * shape.head_dim * 2
+    attention = values + 2 * 8 * 8 * 4 + 4 * 16 * shape.head_dim * 2
     need = ring + matrix + attention + COMPILER_BYTES
     if need > SHARED_BYTES:
         raise ProgramError(
@@ -105,7 +105,7 @@ def _check_arenas(shape: Shape) -> None:
 
 
 def _check_attention(shape: Shape) -> None:
-    """Heads make the widths, spans are whole tiles, and partial results have room for any rows and contexts.
+    """Heads make the widths, and partial results have room for any rows and contexts.
 
     Units are dealt out one CTA after the other from 0 to rows * key heads * spans, so each has one CTA; a unit writes
     partial results at its own number.
@@ -113,8 +113,8 @@ def _check_attention(shape: Shape) -> None:
     heads = shape.kv // shape.head_dim
     if heads * shape.head_dim != shape.kv or heads * shape.group * shape.head_dim != shape.q:
         raise ProgramError(f"{shape.group} x {heads} query heads of {shape.head_dim} do not make a width of {shape.q}")
-    if shape.span < CONTEXT_TILE or shape.span % CONTEXT_TILE:
-        raise ProgramError(f"attention spans of {shape.span} positions are no whole tiles of {CONTEXT_TILE}")
+    if shape.span < 1:
+        raise ProgramError(f"attention spans of {shape.span} positions")
     spans = max(_spans(shape, position) for position in range(shape.max_len))
     units = shape.rows * heads * max(spans, 1)
     if units > shape.max_units:
