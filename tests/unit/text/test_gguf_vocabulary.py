@@ -138,7 +138,7 @@ class TestFacts:
         ("gpt2", {"eos_token_id": 268}, "'tokenizer.ggml.eos_token_id' is 268; expected: an id below 268"),
         ("gpt2", {"bos_token_id": "1"}, "'tokenizer.ggml.bos_token_id' is '1'; expected: int"),
         ("llama", {"scores": None}, "'tokenizer.ggml.scores' is missing"),
-        ("llama", {"scores": [0.5]}, "'tokenizer.ggml.scores' has 1 entries for 271 tokens"),
+        ("llama", {"scores": [0.5]}, "'tokenizer.ggml.scores' has 1 entries for 272 tokens"),
         ("llama", {"unknown_token_id": 999}, "'tokenizer.ggml.unknown_token_id' is 999"),
         ("llama", {"add_bos_token": 1}, "'tokenizer.ggml.add_bos_token' is '1'; expected: bool"),
     ],

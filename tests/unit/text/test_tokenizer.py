@@ -39,7 +39,7 @@ def test_both_sources_say_the_same(byte_tokenizer, piece_tokenizer):
     assert (byte_tokenizer.bos_id, byte_tokenizer.eos_ids[0], byte_tokenizer.vocab_size) == (1, 2, 268)
     assert byte_tokenizer.special_ids == {0, 1, 2}
     assert dict(byte_tokenizer.control) == {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
-    assert (piece_tokenizer.bos_id, piece_tokenizer.eos_ids, piece_tokenizer.vocab_size) == (1, (2,), 271)
+    assert (piece_tokenizer.bos_id, piece_tokenizer.eos_ids, piece_tokenizer.vocab_size) == (1, (2,), 272)
     assert dict(piece_tokenizer.texts) == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     assert (piece_tokenizer.strip_leading_space, byte_tokenizer.strip_leading_space) == (True, False)
     assert (piece_tokenizer.chat_template, piece_tokenizer.tool_template) == (None, None)

@@ -16,10 +16,20 @@ MERGES = (("t", "h"), ("h", "e"), ("Ġ", "t"), ("Ġt", "he"), ("i", "n"), ("i", 
 ALPHABET = [chr(CODE_POINT_OF_BYTE[byte]) for byte in range(256)]
 BYTE_TOKENS = [*CONTROL, *ALPHABET, *WORDS]
 
-PIECES = ["▁", "a", "b", "c", "▁a", "ab", "▁ab", "bc", "▁abc", "é", "▁b"]
+PIECES = ["▁", "a", "b", "c", "▁a", "ab", "▁ab", "bc", "▁abc", "é", "▁b", "▁▁"]
 SP_TOKENS = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES, "[INST]"]
 SP_SCORES = [0.0] * 259 + [-float(10 + i) for i in range(len(PIECES))] + [0.0]
-SP_MERGES = [("b", "c"), ("a", "b"), ("▁", "a"), ("▁", "b"), ("▁a", "b"), ("▁", "ab"), ("▁ab", "c"), ("▁a", "bc")]
+SP_MERGES = [
+    ("b", "c"),
+    ("a", "b"),
+    ("▁", "a"),
+    ("▁", "b"),
+    ("▁a", "b"),
+    ("▁", "ab"),
+    ("▁ab", "c"),
+    ("▁a", "bc"),
+    ("▁", "▁"),
+]
 
 
 def byte_level(control=CONTROL):
