@@ -12,7 +12,11 @@ from megakernel_runtime.kernels.shape import KernelShape
 from megakernel_runtime.program.isa import Op
 from megakernel_runtime.program.placement import Placement, Task, place
 from megakernel_runtime.program.validate import Image, ProgramError, validate
+from megakernel_runtime.program.validate.dataflow import check_dataflow
+from megakernel_runtime.program.validate.structure import check_structure
+from megakernel_runtime.program.validate.waits import check_waits
 from megakernel_runtime.resident.layout import shape_of
+from tests.program.executor.attention import span_count
 from tests.program.images import image_of, model
 
 GRIDS = (1, 7, 78, 108, 114, 131, 132, 148, 160, 188)
@@ -169,6 +173,14 @@ BROKEN = {
     "more CTAs than samplers look at": (lambda: replace(shape(grid=257), sms=300), "256 CTAs"),
     "numbered by SM, some SMs left out": (lambda: replace(shape(by_sm=True), sms=9), "all 9 SMs"),
     "a CTA without meta": (lambda: replace(GOOD, meta=GOOD.meta[:-1]), "meta: for 4 CTAs"),
+    "a surplus word of meta": (
+        lambda: replace(GOOD, meta=[(*GOOD.meta[0], 0), *GOOD.meta[1:]]),
+        "meta of CTA 0: 5 words",
+    ),
+    "a task that no instruction does": (
+        lambda: replace(GOOD, placement=Placement(GRID, tuple((*own, own[-1]) for own in GOOD.placement.tasks))),
+        f"CTA 0: {N} instructions, the placement has {N + 1}",
+    ),
     "lists overlap": (
         lambda: replace(GOOD, meta=[*GOOD.meta[:2], (*GOOD.meta[2][:2], 2 * N - 1, N), *GOOD.meta[3:]]),
         f"CTA 2: its {N} instructions start at {2 * N - 1}",
@@ -242,6 +254,10 @@ BROKEN = {
         lambda: words(Op.OUT, 1, source=GOOD.shape.step_elements),
         "OUT of layer 1.*no instruction writes",
     ),
+    "a read of narrower rows": (
+        lambda: words(Op.DOWN, 1, source=GOOD.shape.at_mid - GOOD.shape.at_act + HIDDEN - ROWS * GOOD.shape.ffn),
+        "DOWN of layer 1.*in rows of 1024, but rows of the output of OUT of layer 1.*have 512",
+    ),
     "rows of another width": (lambda: words(Op.DOWN, 1, columns=-64), "960 columns; the matrix has 1024"),
     "results in rows of another width": (lambda: words(Op.OUT, 1, width=64), "width 576"),
     "a residual column of two CTAs": (lambda: owner_of(1), r"OUT of layer 1 \(CTA [12].*residual columns"),
@@ -260,6 +276,12 @@ BROKEN = {
         lambda: image_of(replace(CONFIG, n_heads=18, hidden_size=1152), GRID, ROWS),
         "9 query heads share",
     ),
+    "query heads that key heads do not divide": (
+        lambda: image_of(replace(CONFIG, n_heads=9), GRID, ROWS),
+        "4 x 2 query heads of 64 do not make a width of 576",
+    ),
+    "no layers": (lambda: image_of(replace(CONFIG, n_layers=0), GRID, ROWS), "layers: 0"),
+    "no slots": (lambda: shape(slots=0), "none may be 0"),
     "a ring of one slot": (lambda: shape(stages=1), "stand still"),
     "a ring too large": (lambda: shape(stages=14), "shared memory"),
     "pages of 24 tokens": (lambda: shape(page=24), "power of two"),
@@ -306,6 +328,31 @@ def test_no_word_of_any_instruction_can_change_unnoticed():
                 for ctas in (range(GRID), (2,)):
                     with pytest.raises(ProgramError):
                         validate(words(task.op, task.layer, ctas=ctas, **{names[word].lower(): by}))
+
+
+def test_partial_results_of_layers_that_do_not_depend_on_each_other_are_refused():
+    regions = check_dataflow(GOOD, check_structure(GOOD))
+    independent = check_structure(words(Op.QKV, 1, source=-HIDDEN))
+    with pytest.raises(ProgramError, match=r"QKV of layer 1 .* does not depend on attention of layer 0"):
+        check_waits(independent, regions)
+
+
+@given(
+    grid=st.integers(1, 188),
+    positions=st.lists(st.integers(0, 8191), min_size=1, max_size=16),
+    window=st.sampled_from([0, 1, 300, 4096]),
+)
+@settings(max_examples=60, deadline=None)
+def test_attention_units_cover_every_row_head_and_span_once(grid, positions, window):
+    """The kernel's rule, units and joins of CTA c being c, c + G, ..., with the checker's bound on units."""
+    config = replace(MODELS["qwen2.5-0.5b"], sliding_window=window or None)
+    kernel = image_of(config, grid, 16, max_len=8192).shape
+    spans = [span_count(kernel, position)[0] for position in positions]
+    dealt = [u for c in range(grid) for u in range(c, len(positions) * 2 * max(1, *spans), grid)]
+    assert len(dealt) <= kernel.max_units
+    units = [(u // 2 % len(positions), u % 2, u // (2 * len(positions))) for u in dealt]
+    done = sorted((t, head, j) for t, head, j in units if j < max(spans[t], 1))
+    assert done == [(t, head, j) for t in range(len(positions)) for head in range(2) for j in range(max(spans[t], 1))]
 
 
 def test_shape_of_a_start_is_what_is_checked():
