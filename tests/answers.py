@@ -30,8 +30,9 @@ class Answer(NamedTuple):
     text: str
 
 
+@functools.cache  # tens of seconds and 0.6 GB, for all tests that need it
 def load_hugging_face(path):
-    """Model in fp32 and tokenizer, both read from a GGUF file by transformers."""
+    """Model in fp32 and tokenizer, both read from a GGUF file by transformers. Shared: to be read only."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from server.errors import ModelError
 from server.text.gguf_vocabulary import load_gguf_vocabulary
 from server.text.tokenizer import load_tokenizer
+from tests.answers import load_hugging_face
 from tests.unit.text.tokenizers_of import BYTE_KEYS, SP_KEYS, byte_level, sentencepiece, write_gguf
 
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=300)
@@ -157,9 +158,7 @@ TEXTS_OF_ALL_KINDS = [
 
 
 def test_the_real_model_s_ids_are_those_of_transformers(real_model_path):
-    from transformers import AutoTokenizer
-
-    theirs = AutoTokenizer.from_pretrained(real_model_path.parent, gguf_file=real_model_path.name)
+    _, theirs = load_hugging_face(real_model_path)
     ours = load_tokenizer(real_model_path)
     for text in TEXTS_OF_ALL_KINDS:
         ids = ours.encode(text, add_special=False, parse_special=True)

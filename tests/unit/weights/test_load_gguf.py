@@ -14,6 +14,7 @@ from megakernel_runtime.models.registry import FAMILIES
 from megakernel_runtime.weights.errors import WeightError
 from megakernel_runtime.weights.load import load_weights
 from megakernel_runtime.weights.quantized import QuantizedTensor
+from tests.answers import load_hugging_face
 
 HF_NAME = {f.name: f.hf_name for f in FAMILIES}
 
@@ -149,12 +150,7 @@ def test_any_damage_to_the_header_is_loaded_or_refused(tmp_path, small_file, dat
 
 @pytest.mark.slow
 def test_the_real_file_equals_transformers_reading_of_it(real_model_path):
-    from transformers import AutoModelForCausalLM
-
-    theirs = AutoModelForCausalLM.from_pretrained(
-        real_model_path.parent, gguf_file=real_model_path.name, dtype=torch.float32
-    )
-    stored = theirs.state_dict()
+    stored = load_hugging_face(real_model_path)[0].state_dict()
     ours = load(real_model_path)
     assert len(ours) == 272
     for name, value in ours.items():

@@ -1,4 +1,4 @@
-"""Runs all comparisons with Triton's interpreter: `python -m tests.unit.backends.graphs.interpret`.
+"""Runs the comparisons named with Triton's interpreter: `python -m tests.unit.backends.graphs.interpret NAME...`.
 
 A process of its own, since Triton must be told before it is imported. Prints one JSON object: name -> what went wrong.
 """
@@ -20,9 +20,10 @@ from tests.unit.backends.graphs.comparisons import comparisons
 def main() -> None:
     torch.set_num_threads(1)
     failed = {}
-    for name, comparison in comparisons("cpu", torch.float32).items():
+    named = comparisons("cpu", torch.float32)
+    for name in sys.argv[1:]:
         try:
-            comparison()
+            named[name]()
             failed[name] = ""
         except Exception:  # noqa: BLE001 (whatever it is, it is the result)
             failed[name] = traceback.format_exc(limit=-4)
