@@ -193,7 +193,10 @@ BROKEN = {
     ),
     "an instruction left out": (lambda: moved((2,), drop(3)), "CTA 2: OUT of layer 0 is missing"),
     "an instruction twice": (lambda: moved((2,), double(3)), r"OUT of layer 0 \(CTA 2, instruction 4\).*twice"),
-    "two instructions swapped on one CTA": (lambda: moved((1,), swap(2, 3)), r"OUT of layer 0 \(CTA 1"),
+    "two instructions swapped on one CTA": (
+        lambda: moved((1,), swap(2, 3)),
+        r"OUT of layer 0 \(CTA 1, instruction 2\): CTA 0 has ATTEND of layer 0 here",
+    ),
     "a signal before the work": (lambda: moved(range(GRID), swap(N - 2, N - 1)), "comes after SAMPLE"),
     "a signal dropped": (lambda: moved((4,), drop(N - 1)), "CTA 4: SAMPLE of layer 0 is missing"),
     "a signal twice": (lambda: moved((4,), double(N - 1)), "SAMPLE of layer 0.*twice"),
@@ -202,6 +205,10 @@ BROKEN = {
         r"QKV of layer 1 \(CTA 1.*tape was packed",
     ),
     "fewer tiles than were packed": (lambda: words(Op.QKV, 1, ctas=(1,), count=-1), "tape was packed"),
+    "less than no tiles": (
+        lambda: words(Op.QKV, 1, ctas=(1,), count=-99),
+        r"QKV of layer 1 \(CTA 1.*: -9\d row tiles from",
+    ),
     "a tape run too short": (
         lambda: replace(
             GOOD,
