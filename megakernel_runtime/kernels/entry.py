@@ -5,13 +5,16 @@ Must not know: plans, instructions.
 
 from __future__ import annotations
 
-from megakernel_runtime.kernels.compat import gl, gluon, mbarrier, tma_load
+from megakernel_runtime.kernels.compat import gl, gluon, mbarrier, reinterpret
 from megakernel_runtime.kernels.memory import Memory, Shared
-from megakernel_runtime.kernels.ring import await_phase_or_leave, locate
+from megakernel_runtime.kernels.ring import await_phase_or_leave, fetch_tile, locate, stream_policy
 from megakernel_runtime.kernels.step import consumer
 from megakernel_runtime.kernels.sync import cta
 
 LINE = gl.constexpr(32)
+TILE = gl.constexpr(8 * 16 * 64)  # elements
+RING = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3))
+PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit
@@ -25,6 +28,7 @@ def producer(mem, smem, tape, C: gl.constexpr):
     leave = mem.leave + c * LINE
     start = gl.load(mem.meta + 4 * c)
     n = gl.load(mem.meta + 4 * c + 1)
+    policy = stream_policy()
     g = 0
     i = 0
     left = gl.to_tensor(0)
@@ -32,8 +36,8 @@ def producer(mem, smem, tape, C: gl.constexpr):
         slot = g % S
         left = await_phase_or_leave(smem.empty_at + slot * 8, ((g // S) & 1) ^ 1, leave)
         if left == 0:
-            mbarrier.expect(smem.full.index(slot), 8 * 16 * 64 * 2)
-            tma_load(tape, [(start + i) * 8, 0, 0], smem.full.index(slot), smem.ring.index(slot))
+            source = tape + (start + i).to(gl.int64) * TILE
+            fetch_tile(smem.ring_at + slot * (TILE * 2), source, smem.full_at + slot * 8, policy, TILE * 2)
             g += 1
             i = gl.where(i + 1 == n, 0, i + 1)
     for back in range(S):
@@ -51,7 +55,6 @@ def megakernel(
     partials,
     resid,
     table,
-    norm,
     bias,
     qk_norms,
     cos,
@@ -93,7 +96,6 @@ def megakernel(
         partials,
         resid,
         table,
-        norm,
         bias,
         qk_norms,
         cos,
@@ -118,18 +120,21 @@ def megakernel(
     )
     full = gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout())
-    full_at = locate(full, nonce)
-    empty_at = locate(empty, nonce + 1)
+    RING_WORDS: gl.constexpr = S * (TILE // 4)
+    ring = gl.allocate_shared_memory(gl.bfloat16, [S, 8, 16, 64], RING)
     smem = Shared(
-        gl.allocate_shared_memory(gl.bfloat16, [S, 8, 16, 64], tape.layout),
+        ring,
         full,
         empty,
-        full_at,
-        empty_at,
+        locate(reinterpret(ring, gl.int64, [RING_WORDS, 1], PLAIN), nonce + 2),
+        locate(full, nonce),
+        locate(empty, nonce + 1),
         gl.allocate_shared_memory(gl.float32, [2, 8, 16 * T], gl.SwizzledSharedLayout(8, 1, 4, [1, 0])),
         gl.allocate_shared_memory(gl.float32, [2, 8, T], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])),
-        gl.allocate_shared_memory(gl.bfloat16, [2, 8, 16, D], gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])),
+        gl.allocate_shared_memory(gl.bfloat16, [8, C.warp_tokens, D], gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])),
         gl.allocate_shared_memory(gl.float32, [2, 8, 8], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])),
+        gl.allocate_shared_memory(gl.bfloat16, [16, D], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])),
+        gl.allocate_shared_memory(gl.bfloat16, [16, D], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])),
         gl.allocate_shared_memory(gl.bfloat16, [16, D], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])),
         gl.allocate_shared_memory(gl.bfloat16, [16, D], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])),
     )

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from megakernel_runtime.kernels import words as w
-from megakernel_runtime.kernels.clocks import account_since, accounts_of, now_ns, ticks
+from megakernel_runtime.kernels.clocks import accounts_of, now_ns
 from megakernel_runtime.kernels.compat import gl, gluon
 from megakernel_runtime.kernels.matrix import (
     MMA,
     OUT,
     B,
     add_partials,
+    give_back,
     load_operands,
-    multiply,
-    no_operand,
+    multiply_four,
     out_index,
-    root_mean_squares,
     store_gated,
     store_out,
+    sum_of_squares,
 )
 from megakernel_runtime.kernels.sample import begin_best, publish_best, track_best
 from megakernel_runtime.kernels.sync import cta
@@ -45,50 +45,55 @@ def embed(mem, acts, rows, delta, first, count, n_rows, C: gl.constexpr):
 
 
 @gluon.jit
-def matrix(
-    ring, turn, mem, smem, acts, delta, op, first, count, src, dst, K, W, norm, n_rows, tag, seen, C: gl.constexpr
-):
-    """A matrix instruction over `count` row tiles from `first`. One body for all: a CTA's code must fit its cache.
+def matrix(ring, turn, mem, smem, acts, delta, work, n_rows, tag, seen, C: gl.constexpr):
+    """A matrix instruction. One body for all: a CTA's code must fit its cache.
 
-    ring: see `multiply`. src, dst: element offsets in acts. K: columns. W: width of dst.
-    norm: null for none. seen: where a profile notes when the operands were there.
+    ring: see `multiply`. work: op; first row tile, how many; source and destination, element offsets in acts; columns;
+    width of the destination; whether to divide by the root mean square of the source's row, the norm's weights being
+    in the matrix. seen: where a profile notes when the operands were there.
     """
+    op, first, count, src, dst, K, W, normed = work
     H: gl.constexpr = C.hidden
     V: gl.constexpr = C.vocab
     T: gl.constexpr = C.rows
-    BIAS: gl.constexpr = C.qkv_bias
     x = acts + src
     n_chunks = (K + 511) // 512
+    short = n_chunks <= 4
     share = 1.0 / K.to(gl.float32)
-    normed = norm.to(gl.int64) != 0
     residual = (op == OUT_OP) | (op == DOWN)
-    b0, b1, b2, b3 = no_operand(C), no_operand(C), no_operand(C), no_operand(C)
-    squares = gl.zeros([8, T], gl.float32, layout=gl.SliceLayout(1, B))
-    scale = gl.full([T], 1.0, gl.float32, layout=gl.SliceLayout(0, OUT))
+    waits = accounts_of(mem, cta(C)) + DEPENDENCY
     best, where = begin_best(C)
+    keep = added(mem, first, first + count, op, W, tag, residual, C)
+    squares = gl.zeros([8, T], gl.float32, layout=gl.SliceLayout(1, B))
+    # what the registers hold is loaded once for all row tiles; no branch around it, for values that meet after a branch
+    # are taken apart and packed again at every use
+    if C.has_short:
+        some = gl.where(short & (count > 0), n_rows, 0)
+        b0, b1, b2, b3 = load_operands(x, 0, some, K, waits, mem.abort, tag, C)
+    if C.profile:
+        gl.store(seen, now_ns(tag))
     for tile in range(first, first + count):
         r, t = out_index(tile, C)
+        add = keep
+        keep = added(
+            mem, tile + 1, first + count, op, W, tag, residual, C
+        )  # of the next tile, long before it is needed
         even = gl.zeros([8, 16, T], gl.float32, layout=MMA)
         odd = gl.zeros([8, 16, T], gl.float32, layout=MMA)
-        keep = gl.load(mem.resid + (t * H + r), mask=(r < H) & residual, other=0.0)
-        for chunk in range(0, n_chunks, 4):
-            if (n_chunks > 4) | (tile == first):
-                begun = ticks(tile)
-                b0, b1, b2, b3, square = load_operands(x, norm, chunk, n_rows, K, mem.abort, tag, C)
-                squares = gl.where(chunk == 0, square, squares + square)
-                account_since(accounts_of(mem, cta(C)) + DEPENDENCY, begun, C)
-                if C.profile:
-                    gl.store(seen, now_ns(tile))
-            even, ring = multiply(even, odd, ring, smem, b0, mem.abort, C)
-            if chunk + 1 < n_chunks:
-                odd, ring = multiply(odd, even, ring, smem, b1, mem.abort, C)
-            if chunk + 2 < n_chunks:
-                even, ring = multiply(even, odd, ring, smem, b2, mem.abort, C)
-            if chunk + 3 < n_chunks:
-                odd, ring = multiply(odd, even, ring, smem, b3, mem.abort, C)
-        if normed & ((n_chunks > 4) | (tile == first)):
-            scale = root_mean_squares(squares, smem, turn, share, C)
-        out = add_partials(even + odd, smem, turn, C) * scale[None, :] + keep
+        if not C.has_long:
+            even, odd, ring = multiply_four(even, odd, ring, smem, b0, b1, b2, b3, n_chunks, mem.abort, C)
+        elif not C.has_short:
+            even, odd, ring, squares = multiply_long(ring, smem, mem, x, n_rows, K, normed, waits, tag, C)
+        elif short:
+            even, odd, ring = multiply_four(even, odd, ring, smem, b0, b1, b2, b3, n_chunks, mem.abort, C)
+        else:
+            even, odd, ring, squares = multiply_long(ring, smem, mem, x, n_rows, K, normed, waits, tag, C)
+        if C.has_short:
+            if short & (normed != 0) & (tile == first):
+                squares = sum_of_squares(b0, b1, b2, b3)
+        both = even + odd
+        ring = give_back(both, ring, C)
+        out = add_partials(both, squares, normed, share, smem, turn, C) + add
         turn ^= 1
         if op == GATE_UP:
             store_gated(acts + dst, delta, tile, out, C)
@@ -96,12 +101,43 @@ def matrix(
             gl.store(mem.logits + (t * V + r), out, mask=(r < V) & (t < n_rows))
             best, where = track_best(best, where, out, r, C)
         else:
-            if BIAS:
-                if op == QKV:
-                    out += gl.load(mem.bias + (tag & 0xFFFF) * W + r + t * 0).to(gl.float32)
             if residual:
                 gl.store(mem.resid + (t * H + r), out)
             store_out(acts + dst, delta, tile, out, W, C)
     if op == LM_HEAD:
         publish_best(mem.best, best, where, C)
     return ring, turn
+
+
+@gluon.jit
+def multiply_long(ring, smem, mem, x, n_rows, K, normed, waits, tag, C: gl.constexpr):
+    """A row tile's products where the operands do not fit the registers: they are loaded for each row tile.
+
+    Returns even, odd, the ring and the operands' sums of squares.
+    """
+    T: gl.constexpr = C.rows
+    even = gl.zeros([8, 16, T], gl.float32, layout=MMA)
+    odd = gl.zeros([8, 16, T], gl.float32, layout=MMA)
+    squares = gl.zeros([8, T], gl.float32, layout=gl.SliceLayout(1, B))
+    n_chunks = (K + 511) // 512
+    for chunk in range(0, n_chunks, 4):
+        c0, c1, c2, c3 = load_operands(x, chunk, n_rows, K, waits, mem.abort, tag, C)
+        if C.norms_long:
+            if normed != 0:
+                squares += sum_of_squares(c0, c1, c2, c3)
+        even, odd, ring = multiply_four(even, odd, ring, smem, c0, c1, c2, c3, n_chunks - chunk, mem.abort, C)
+    return even, odd, ring, squares
+
+
+@gluon.jit
+def added(mem, tile, end, op, W, tag, residual, C: gl.constexpr):
+    """What is added to the products of a row tile before `end`: the residual stream, or QKV's bias, or zeros."""
+    H: gl.constexpr = C.hidden
+    BIAS: gl.constexpr = C.qkv_bias
+    r, t = out_index(tile, C)
+    here = tile < end
+    keep = gl.load(mem.resid + (t * H + r), mask=(r < H) & residual & here, other=0.0)
+    if BIAS:
+        bias = gl.load(mem.bias + (tag & 0xFFFF) * W + r + t * 0, mask=(r < W) & (op == QKV) & here, other=0.0)
+        keep += bias.to(gl.float32)
+    return keep

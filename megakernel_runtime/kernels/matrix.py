@@ -9,12 +9,7 @@ from __future__ import annotations
 
 from megakernel_runtime.kernels.compat import barrier, gl, gluon, mma_v2
 from megakernel_runtime.kernels.ring import arrive_after, await_phase
-from megakernel_runtime.kernels.sync import (
-    await_chunks,
-    fast_reciprocal,
-    load_constants,
-    store_pairs,
-)
+from megakernel_runtime.kernels.sync import await_chunks, fast_reciprocal, store_pairs
 
 MMA = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[8, 1, 1], instr_shape=[1, 16, 8]))
 A = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=2))
@@ -35,37 +30,50 @@ def columns(C: gl.constexpr):
 
 
 @gluon.jit
-def no_operand(C: gl.constexpr):
-    """Zeros in the place of an activation chunk."""
-    T: gl.constexpr = C.rows
-    return gl.zeros([8, 64, T], gl.bfloat16, layout=B)
-
-
-@gluon.jit
-def load_operands(x, norm, first, n_rows, K, abort, tag, C: gl.constexpr):
-    """Four chunks of x (rows, K) from chunk `first`, zero beyond K, times the norm's weight unless norm is null.
-
-    Returns the four MMA operands and each warp's sums of squares of what they were before, (8, T).
-    """
-    T: gl.constexpr = C.rows
+def load_operands(x, first, n_rows, K, account, abort, tag, C: gl.constexpr):
+    """Four chunks of x (rows, K) from chunk `first` as MMA operands, zero beyond K."""
     column, row = columns(C)
     at = first * 512 + column
     on = (at < K).to(gl.int32) + (at + 512 < K) * 2 + (at + 1024 < K) * 4 + (at + 1536 < K) * 8  # K: a multiple of 64
     on = gl.where(row < n_rows, on, 0)
-    pointer = x + (row * K + at)
-    squares = gl.zeros([8, T], gl.float32, layout=gl.SliceLayout(1, B))
-    if norm.to(gl.int64) != 0:
-        q = norm + (at + row * 0)
-        w0, w1 = load_constants(q, on & 1), load_constants(q + 512, on & 2)
-        w2, w3 = load_constants(q + 1024, on & 4), load_constants(q + 1536, on & 8)
-        v0, v1, v2, v3 = await_chunks(pointer, on, abort, tag)
-        f0, f1, f2, f3 = v0.to(gl.float32), v1.to(gl.float32), v2.to(gl.float32), v3.to(gl.float32)
-        squares = gl.sum(f0 * f0 + f1 * f1 + f2 * f2 + f3 * f3, axis=1)
-        v0, v1 = (f0 * w0.to(gl.float32)).to(gl.bfloat16), (f1 * w1.to(gl.float32)).to(gl.bfloat16)
-        v2, v3 = (f2 * w2.to(gl.float32)).to(gl.bfloat16), (f3 * w3.to(gl.float32)).to(gl.bfloat16)
-    else:
-        v0, v1, v2, v3 = await_chunks(pointer, on, abort, tag)
-    return v0, v1, v2, v3, squares
+    return await_chunks(x + (row * K + at), on, account, abort, tag, C)
+
+
+MMA_SYNC = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+
+
+def _squares() -> str:
+    """Assembly of `sum_of_squares`: a thread's 16 elements of four chunks are the operands of 16 MMAs, on both sides.
+
+    The first output is the diagonal element that the thread holds, or 0; the others are 0.
+    """
+    lines = [".reg .f32 c<4>, d<4>;", ".reg .b32 z, l, q;", ".reg .pred p;", "mov.b32 z, 0;"]
+    lines += [f"mov.f32 c{i}, 0f00000000; mov.f32 d{i}, 0f00000000;" for i in range(4)]
+    for m in range(16):
+        acc = ", ".join(f"{'cd'[m % 2]}{i}" for i in range(4))
+        x, y = f"${16 + 2 * m}", f"${17 + 2 * m}"
+        lines.append(f"{MMA_SYNC} {{{acc}}}, {{{x}, z, {y}, z}}, {{{x}, {y}}}, {{{acc}}};")
+    lines += ["add.f32 c0, c0, d0; add.f32 c1, c1, d1;", "mov.u32 l, %laneid; and.b32 q, l, 3; shr.b32 l, l, 2;"]
+    lines += ["shl.b32 q, q, 1; sub.s32 l, l, q;", "setp.eq.s32 p, l, 1; selp.f32 c0, c1, c0, p;"]
+    lines += ["setp.lt.u32 p, l, 2; selp.f32 $0, c0, 0f00000000, p;"]
+    lines += [f"mov.f32 ${i}, 0f00000000;" for i in range(1, 16)]
+    return "{ " + "\n".join(lines) + " }"
+
+
+SQUARES = gl.constexpr(_squares())
+SQUARES_OPERANDS = gl.constexpr(",".join(["=&f"] * 16 + ["r"] * 32))
+
+
+@gluon.jit
+def sum_of_squares(v0, v1, v2, v3):
+    """Each warp's sums of squares of four chunks, (8, T): the diagonal of x^T x, by the tensor cores.
+
+    A thread holds the same elements of x as the operand of either side, so that nothing has to move.
+    """
+    parts = gl.inline_asm_elementwise(
+        SQUARES, SQUARES_OPERANDS, [v0, v1, v2, v3], dtype=gl.float32, is_pure=False, pack=16
+    )
+    return gl.sum(parts, axis=1)
 
 
 @gluon.jit
@@ -84,24 +92,44 @@ def multiply(acc, before, ring, smem, operand, abort, C: gl.constexpr):
 
 
 @gluon.jit
-def add_partials(acc, smem, turn, C: gl.constexpr):
-    """Sum the warps' partials (8, 16, T) to (16, T)."""
-    T: gl.constexpr = C.rows
-    sums = smem.scratch.index(turn)
-    sums.store(gl.reshape(acc, [8, 16 * T]))
-    barrier()
-    return gl.sum(sums.reshape([8, 16, T]).load(SUM), axis=0)
+def multiply_four(even, odd, ring, smem, b0, b1, b2, b3, left, abort, C: gl.constexpr):
+    """Add the products of up to four tiles, `left`, to even and odd in turns."""
+    even, ring = multiply(even, odd, ring, smem, b0, abort, C)
+    if left > 1:
+        odd, ring = multiply(odd, even, ring, smem, b1, abort, C)
+    if left > 2:
+        even, ring = multiply(even, odd, ring, smem, b2, abort, C)
+    if left > 3:
+        odd, ring = multiply(odd, even, ring, smem, b3, abort, C)
+    return even, odd, ring
 
 
 @gluon.jit
-def root_mean_squares(squares, smem, turn, share, C: gl.constexpr):
-    """Reciprocal root mean square of each row, (T,), from the warps' sums of squares (8, T); share: 1 / columns."""
+def give_back(acc, ring, C: gl.constexpr):
+    """Give the last tile's slot back, whose product is in acc."""
+    slot, phase, last, waited = ring
+    arrive_after(acc, last, C)
+    return slot, phase, last * 0, waited
+
+
+@gluon.jit
+def add_partials(acc, squares, normed, share, smem, turn, C: gl.constexpr):
+    """Sum the warps' partials (8, 16, T) to (16, T); if `normed`, divided by the root mean square of each row, from the
+    warps' sums of squares (8, T).
+    """
+    T: gl.constexpr = C.rows
     EPS: gl.constexpr = C.eps
+    sums = smem.scratch.index(turn)
     norms = smem.norms.index(turn)
-    norms.store(squares)
+    if normed != 0:
+        norms.store(squares)
+    sums.store(gl.reshape(acc, [8, 16 * T]))
     barrier()
-    square = gl.sum(norms.load(gl.SliceLayout(1, SUM)), axis=0)
-    return gl.convert_layout(gl.rsqrt(square * share + EPS), gl.SliceLayout(0, OUT))
+    out = gl.sum(sums.reshape([8, 16, T]).load(SUM), axis=0)
+    if normed != 0:
+        square = gl.convert_layout(gl.sum(norms.load(gl.SliceLayout(1, SUM)), axis=0), gl.SliceLayout(0, OUT))
+        out = out * gl.rsqrt(square * share + EPS)[None, :]
+    return out
 
 
 @gluon.jit

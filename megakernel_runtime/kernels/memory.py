@@ -14,7 +14,6 @@ class Memory(NamedTuple):
     partials: Any  # `KernelShape.partial_words` i64: fp32 bits, above them the tag of who wrote them
     resid: Any  # (T, hidden) fp32, each column used by its owner only
     table: Any  # (vocab, hidden) bf16 token embeddings
-    norm: Any  # (2 layers + 1, hidden) bf16: before attention, before the FFN, ..., final
     bias: Any  # (layers, q + 2 kv) bf16
     qk_norms: Any  # (layers, 2, head_dim) bf16
     cos: Any  # (max_len, head_dim / 2) fp32
@@ -45,11 +44,14 @@ class Shared(NamedTuple):
     ring: Any  # (stages, 8, 16, 64) bf16 weight tiles
     full: Any  # barriers: a slot's tile has arrived
     empty: Any  # barriers: a slot is free again
+    ring_at: Any  # address of `ring`
     full_at: Any  # address of `full`
     empty_at: Any  # address of `empty`
     scratch: Any  # (2, 8, 16 * T) fp32 partial sums of a row tile
     norms: Any  # (2, 8, T) fp32 partial sums of squares
-    stages: Any  # (2, 8, 16, head_dim) bf16 keys and values of a context tile
+    v_stage: Any  # (8, tokens, head_dim) bf16 values of a context tile
     tops: Any  # (2, 8, 8) fp32: the warps' largest scores and sums of a span
-    q_stage: Any  # (16, head_dim) bf16: a group's rotated queries, the key, the value
-    f_stage: Any  # the same of another row of the sequence
+    q_stage: Any  # (16, head_dim) bf16: a group's rotated queries, the key, the value, columns permuted
+    q_plain: Any  # the same, columns as they are
+    f_stage: Any  # as q_stage, of another row of the sequence
+    f_plain: Any

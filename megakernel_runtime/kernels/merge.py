@@ -9,7 +9,7 @@ from __future__ import annotations
 from megakernel_runtime.kernels.compat import barrier, gl, gluon, reinterpret
 from megakernel_runtime.kernels.sync import await_tagged, load_tagged, store_pairs, store_tagged
 
-BATCH = gl.constexpr(4)  # spans whose partial results are awaited together
+BATCH = gl.constexpr(2)  # spans whose partial results are awaited together
 # warps side by side, a row a warp, two neighbouring columns a thread
 WARPS = gl.constexpr(gl.BlockedLayout([8, 1, 2], [1, 1, 32], [1, 8, 1], [2, 1, 0]))
 LO = gl.constexpr(gl.SliceLayout(0, WARPS))
@@ -24,7 +24,7 @@ def merge_warps(smem, top, total, acc, C: gl.constexpr):
     acc_low, _ = gl.split(gl.permute(gl.reshape(acc, [8, 2, 8, D]), (0, 2, 3, 1)))
     top_low, _top = gl.split(gl.permute(gl.reshape(top, [8, 2, 8]), (0, 2, 1)))
     total_low, _total = gl.split(gl.permute(gl.reshape(total, [8, 2, 8]), (0, 2, 1)))
-    stage = reinterpret(smem.stages, gl.float32, [8, 8, D], PLAIN)
+    stage = reinterpret(smem.v_stage, gl.float32, [8, 8, D], PLAIN)
     stage.store(acc_low)
     smem.tops.index(0).store(top_low)
     smem.tops.index(1).store(total_low)
@@ -48,12 +48,12 @@ def absorb(best, norm, out, top, total, more):
 
 @gluon.jit
 def absorb_own(smem, best, norm, out, C: gl.constexpr):
-    """Merge the row's own key and value, which lie in q_stage beside the queries."""
+    """Merge the row's own key and value, which lie beside the queries."""
     D: gl.constexpr = C.head_dim
     GROUP: gl.constexpr = C.group
-    q = smem.q_stage.slice(0, 8, 0).load(LO).to(gl.float32)
-    key = smem.q_stage.slice(GROUP, 1, 0).load(LO).to(gl.float32)
-    value = smem.q_stage.slice(GROUP + 1, 1, 0).load(LO).to(gl.float32)
+    q = smem.q_plain.slice(0, 8, 0).load(LO).to(gl.float32)
+    key = smem.q_plain.slice(GROUP, 1, 0).load(LO).to(gl.float32)
+    value = smem.q_plain.slice(GROUP + 1, 1, 0).load(LO).to(gl.float32)
     score = gl.sum(q * key, axis=1) * (1.4426950408889634 / D**0.5)
     return absorb(best, norm, out, score, score * 0.0 + 1.0, value + q * 0.0)
 
@@ -101,7 +101,7 @@ def absorb_spans(mem, u, n_rows, count, mark, tag, C: gl.constexpr):
 
 @gluon.jit
 def write_own(mem, smem, table, layer, head, pos, alive, C: gl.constexpr):
-    """Write the row's own key and value from q_stage to its page, for later steps, if the row is alive."""
+    """Write the row's own key and value to its page, for later steps, if the row is alive."""
     D: gl.constexpr = C.head_dim
     P: gl.constexpr = C.n_pages
     HEADS: gl.constexpr = C.n_kv_heads
@@ -111,8 +111,8 @@ def write_own(mem, smem, table, layer, head, pos, alive, C: gl.constexpr):
     base = (layer * P + page).to(gl.int64) * (2 * HEADS * PAGE * D) + (head * PAGE + pos % PAGE) * D
     i = gl.arange(0, D, layout=gl.SliceLayout(0, LO))[None, :]
     on = (i >= 0) & (alive != 0)
-    gl.store(mem.kv + base + i, smem.q_stage.slice(GROUP, 1, 0).load(LO), mask=on)
-    gl.store(mem.kv + base + HEADS * PAGE * D + i, smem.q_stage.slice(GROUP + 1, 1, 0).load(LO), mask=on)
+    gl.store(mem.kv + base + i, smem.q_plain.slice(GROUP, 1, 0).load(LO), mask=on)
+    gl.store(mem.kv + base + HEADS * PAGE * D + i, smem.q_plain.slice(GROUP + 1, 1, 0).load(LO), mask=on)
 
 
 @gluon.jit

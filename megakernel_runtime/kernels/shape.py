@@ -14,7 +14,7 @@ ROW_TILE = 16  # rows of a matrix in one tile
 SUB_COLUMNS = 64  # columns of a sub-block: 128 bytes, one swizzle period
 TILE_COLUMNS = WARPS * SUB_COLUMNS
 TILE_BYTES = ROW_TILE * TILE_COLUMNS * 2
-RESIDENT_CHUNKS = 4  # tiles' worth of columns of one activation that a warp keeps in registers
+RESIDENT_COLUMNS = 4 * TILE_COLUMNS  # columns of one activation that the registers keep
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class KernelShape:
     page: int = 32  # tokens of a KV page, a power of two
     slots: int = 16
     by_sm: bool = False  # CTAs are numbered by SM: the grid is all SMs of the GPU
+    fresh: bool = True  # a step may have several rows of one sequence
     telemetry: bool = True  # keep time accounts
     profile: bool = False  # note when each instruction begins and ends
     drops: bool = False  # for tests: CTA 1 leaves out a signal in the step that abort[8] names, counted from 1
@@ -56,9 +57,30 @@ class KernelShape:
         return self.kv // self.head_dim
 
     @property
+    def warp_tokens(self) -> int:
+        """Tokens of a warp's part of a context tile: as many as the registers hold."""
+        return 32 if self.head_dim == 64 else 16
+
+    @property
+    def has_short(self) -> bool:
+        """Whether a matrix's operands fit the registers, to be loaded once for all its row tiles."""
+        return min(self.hidden, self.q, self.ffn) <= RESIDENT_COLUMNS
+
+    @property
+    def has_long(self) -> bool:
+        """Whether a matrix's operands do not fit."""
+        return max(self.hidden, self.q, self.ffn) > RESIDENT_COLUMNS
+
+    @property
+    def norms_long(self) -> bool:
+        """Whether such a matrix follows a norm."""
+        return self.hidden > RESIDENT_COLUMNS
+
+    @property
     def span(self) -> int:
-        """Positions of an attention span: as few as 256, and at most 64 spans in a context of `max_len`."""
-        return max(256, -(-self.max_len // 64 // 128) * 128)
+        """Positions of an attention span: one context tile, and more where a context of `max_len` had over 64 spans."""
+        tile = 8 * self.warp_tokens
+        return max(tile, -(-self.max_len // 64 // tile) * tile)
 
     @property
     def max_units(self) -> int:

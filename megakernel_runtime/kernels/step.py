@@ -23,7 +23,7 @@ QKV = gl.constexpr(int(Op.QKV))
 ATTEND = gl.constexpr(int(Op.ATTEND))
 LM_HEAD = gl.constexpr(int(Op.LM_HEAD))
 SAMPLE = gl.constexpr(int(Op.SAMPLE))
-# of an instruction: op, layer, first row tile, row tiles, source, destination, columns, width, norm row or -1
+# of an instruction: op, layer, first row tile, row tiles, source, destination, columns, width, whether normed
 WORDS = gl.constexpr(12)
 LINE = gl.constexpr(32)  # words of a cache line: one counter each
 KIND = gl.constexpr(w.KIND)
@@ -96,7 +96,6 @@ def run_step(ring, turn, taken, mem, smem, cmd, next_cmd, rows, s, n_rows, rows_
     taken: see `decide_early`.
     """
     G: gl.constexpr = C.grid
-    H: gl.constexpr = C.hidden
     SIZE: gl.constexpr = C.step_elements
     PROF: gl.constexpr = C.profile
     LAYERS: gl.constexpr = C.layers
@@ -116,7 +115,7 @@ def run_step(ring, turn, taken, mem, smem, cmd, next_cmd, rows, s, n_rows, rows_
         dst = gl.load(word + 5)
         columns = gl.load(word + 6)
         width = gl.load(word + 7)
-        norm_row = gl.load(word + 8)
+        normed = gl.load(word + 8)
         word += WORDS
         tag = wait_tag(op, layer)
         if PROF:
@@ -145,28 +144,9 @@ def run_step(ring, turn, taken, mem, smem, cmd, next_cmd, rows, s, n_rows, rows_
                 prefetch(mem, rows, layer, n_rows, spans, C)
             if (op == LM_HEAD) & (c == 0):
                 taken = decide_early(mem, cmd, next_cmd, s, taken, C)
-            norm = gl.where(norm_row < 0, gl.to_tensor(0).to(gl.int64), (mem.norm + norm_row * H).to(gl.int64))
-            norm = norm.to(gl.pointer_type(gl.bfloat16))
-            ring, turn = matrix(
-                ring,
-                turn,
-                mem,
-                smem,
-                acts,
-                delta,
-                op,
-                first,
-                count,
-                src,
-                dst,
-                columns,
-                width,
-                norm,
-                n_rows,
-                tag,
-                mem.prof + (i * G + c) * 3 + 2,
-                C,
-            )
+            work = (op, first, count, src, dst, columns, width, normed)
+            seen = mem.prof + (i * G + c) * 3 + 2
+            ring, turn = matrix(ring, turn, mem, smem, acts, delta, work, n_rows, tag, seen, C)
         if PROF:
             gl.store(mem.prof + (i * G + c) * 3 + 1, now_ns(tag))
     return ring, turn, taken

@@ -43,18 +43,18 @@ def fast_reciprocal(x):
     return gl.inline_asm_elementwise("rcp.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
-CONSTANTS_OPERANDS = gl.constexpr(",".join(["=&r"] * 8 + ["l"] * 16 + ["r"] * 16))
+KEYS_OPERANDS = gl.constexpr(",".join(["=&r"] * 8 + ["l"] * 16 + ["r"] * 16))
 
 
 @gluon.jit
-def load_constants(pointer, active):
-    """Sixteen bf16 of constant memory for each thread where `active`, else zeros; see `await_chunks` for which."""
+def load_keys(pointer, active):
+    """Sixteen bf16 of earlier steps for each thread where `active`, else zeros; see `await_chunks` for which."""
     return gl.inline_asm_elementwise(
         """{ .reg .pred p; setp.ne.b32 p, $24, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
 mov.b32 $4, 0; mov.b32 $5, 0; mov.b32 $6, 0; mov.b32 $7, 0;
-@p ld.global.nc.v4.b32 {$0, $2, $4, $6}, [$8]; @p ld.global.nc.v4.b32 {$1, $3, $5, $7}, [$8+64]; }""",
-        CONSTANTS_OPERANDS,
-        [pointer, active],
+@p ld.global.cg.v4.b32 {$0, $1, $2, $3}, [$8]; @p ld.global.cg.v4.b32 {$4, $5, $6, $7}, [$8+64]; }""",
+        KEYS_OPERANDS,
+        [pointer.to(gl.int64), active],
         dtype=gl.bfloat16,
         is_pure=False,
         pack=16,
@@ -72,15 +72,16 @@ st.relaxed.gpu.global.b32 [{abort}+16], {seen}; st.relaxed.gpu.global.b32 [{abor
 def _await_words(chunks: int, groups: int, apart: int) -> tuple[str, str]:
     """Assembly of an await and its constraints: `chunks` outputs of `groups` 16-byte words each, awaited together.
 
-    Operands: 4 * chunks * groups output registers, the words of a chunk interleaved, then 8 * groups each of pointer,
-    active bits, abort, tag. A chunk's words are 64 bytes apart, chunks `apart` bytes.
+    Operands: 4 * chunks * groups output registers, word after word, then 8 * groups each of pointer,
+    active bits, account, abort, tag. A chunk's words are 64 bytes apart, chunks `apart` bytes. What thread 0 waits
+    beyond the first look goes to the account, in clock cycles.
     """
     words = [(c, w) for c in range(chunks) for w in range(groups)]
     base = 4 * len(words)
     n = 8 * groups
-    out = {(c, w): [f"${(4 * c + r) * groups + w}" for r in range(4)] for c, w in words}
+    out = {(c, w): [f"${(c * groups + w) * 4 + r}" for r in range(4)] for c, w in words}
     names = {cw: f"m{i}" for i, cw in enumerate(words)}
-    lines = [f".reg .pred p, {', '.join(names.values())};", ".reg .b32 n, a, e;", "mov.b32 n, 0;"]
+    lines = [f".reg .pred p, {', '.join(names.values())};", ".reg .b32 n, a, e, b;", ".reg .b64 w;", "mov.b32 n, 0;"]
     for (c, w), registers in out.items():
         lines += [f"mov.b32 {r}, 0;" for r in registers]
         lines += [f"and.b32 a, ${base + n}, {1 << c};", f"setp.ne.b32 {names[c, w]}, a, 0;"]
@@ -94,15 +95,18 @@ def _await_words(chunks: int, groups: int, apart: int) -> tuple[str, str]:
         lines.append(f"setp.eq.and.b32 {names[cw]}, a, -1, {names[cw]};")
     first, *rest = names.values()
     lines += [f"or.pred p, {first}, {first};", *(f"or.pred p, p, {name};" for name in rest), "@!p bra DONE;"]
-    abort, tag = base + 2 * n, base + 3 * n
+    account, abort, tag = base + 2 * n, base + 3 * n, base + 4 * n
     lines += [
-        "add.u32 n, n, 1; and.b32 a, n, 63; setp.ne.b32 p, a, 0; @p bra LOOP;",
+        "setp.ne.u32 p, n, 0; add.u32 n, n, 1; @!p mov.u32 b, %clock;",
+        "and.b32 a, n, 63; setp.ne.b32 p, a, 0; @p bra LOOP;",
         f"ld.relaxed.gpu.global.b32 a, [${abort}]; setp.ne.b32 p, a, 0; @p bra DONE;",
         "setp.lt.u32 p, n, 4000000; @p bra LOOP;",
         _give_up(f"${abort}", f"${tag}", f"${base}", "-1", "0"),
-        "DONE:",
+        "DONE: setp.ne.u32 p, n, 0;",
+        f"@p setp.ne.b64 p, ${account}, 0; mov.u32 a, %tid.x; setp.eq.and.u32 p, a, 0, p; mov.u32 a, %clock;",
+        f"sub.u32 a, a, b; cvt.u64.u32 w, a; @p red.relaxed.gpu.global.add.u64 [${account}], w;",
     ]
-    constraints = ["=&r"] * base + ["l"] * n + ["r"] * n + ["l"] * n + ["r"] * n
+    constraints = ["=&r"] * base + ["l"] * n + ["r"] * n + ["l"] * n + ["l"] * n + ["r"] * n
     return "{ " + "\n".join(lines) + " }", ",".join(constraints)
 
 
@@ -114,17 +118,18 @@ TWO_HALVES_OPERANDS = gl.constexpr(_await_words(2, 1, 64)[1])
 
 
 @gluon.jit
-def await_chunks(pointer, active, abort, tag):
+def await_chunks(pointer, active, account, abort, tag, C: gl.constexpr):
     """Four bf16 tensors: at `pointer` and 512, 1024, 1536 elements on, where bits 0..3 of `active` say so, else zeros.
 
-    Of each chunk a thread gets 16 elements: 8 at its `pointer` and 8 that lie 32 elements on, in turns of two; the
-    tape's columns are permuted to match (resident/tape.py). Each thread loads all its words at once and repeats the
+    Of each chunk a thread gets 16 elements: 8 at its `pointer` and 8 that lie 32 elements on; the tape's columns are
+    permuted to match (resident/tape.py). Each thread loads all its words at once and repeats the
     loads of those that are EMPTY, so that a wait ends one trip to the L2 cache after the last word was written.
     """
+    account = account.to(gl.int64) * C.telemetry
     v0, v1, v2, v3 = gl.inline_asm_elementwise(
         FOUR_CHUNKS,
         FOUR_CHUNKS_OPERANDS,
-        [pointer.to(gl.int64), active, abort.to(gl.int64), tag],
+        [pointer.to(gl.int64), active, account, abort.to(gl.int64), tag],
         dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
         is_pure=False,
         pack=16,
@@ -133,16 +138,17 @@ def await_chunks(pointer, active, abort, tag):
 
 
 @gluon.jit
-def await_halves(pointer, active, abort, tag, D: gl.constexpr):
+def await_halves(pointer, active, account, abort, tag, C: gl.constexpr):
     """Two bf16 tensors, at `pointer` and D / 2 elements on, where bits 0 and 1 of `active` say so, else zeros.
 
     Both arguments are equal for 8 consecutive elements.
     """
-    ASM: gl.constexpr = TWO_HALVES_64 if D == 64 else TWO_HALVES_128
+    ASM: gl.constexpr = TWO_HALVES_64 if C.head_dim == 64 else TWO_HALVES_128
+    account = account.to(gl.int64) * C.telemetry
     lo, hi = gl.inline_asm_elementwise(
         ASM,
         TWO_HALVES_OPERANDS,
-        [pointer.to(gl.int64), active, abort.to(gl.int64), tag],
+        [pointer.to(gl.int64), active, account, abort.to(gl.int64), tag],
         dtype=(gl.bfloat16, gl.bfloat16),
         is_pure=False,
         pack=8,

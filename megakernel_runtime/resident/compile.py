@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from megakernel_runtime.kernels.compat import gl
 from megakernel_runtime.kernels.entry import megakernel
 from megakernel_runtime.kernels.memory import Memory
 from megakernel_runtime.kernels.shape import KernelShape
 
-TILE_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
-BF16 = ("acts", "table", "norm", "bias", "qk_norms", "kv")
+BF16 = ("acts", "table", "bias", "qk_norms", "kv")
 FP32 = ("resid", "cos", "sin", "logits")
 I64 = ("prof", "accounts", "partials")
 
@@ -24,8 +22,7 @@ def signature() -> dict[str, str]:
         name: "*bf16" if name in BF16 else "*fp32" if name in FP32 else "*i64" if name in I64 else "*i32"
         for name in Memory._fields
     }
-    tape = {"tape": f"tensordesc<bf16[8, 16, 64],{TILE_LAYOUT!r}>"}
-    return tape | pointers | {"done": "i32", "park_ns": "i64", "nonce": "i64"} | {"C": "constexpr"}
+    return {"tape": "*bf16"} | pointers | {"done": "i32", "park_ns": "i64", "nonce": "i64"} | {"C": "constexpr"}
 
 
 def compile_for(shape: KernelShape, capability: int) -> Any:

@@ -32,7 +32,8 @@ def why_not(config: ModelConfig) -> str | None:
 def ring_stages(rows: int, head_dim: int) -> int:
     """Return how many ring slots fit beside the other shared memory of a variant."""
     scratch = 2 * 8 * 16 * rows * 4 + 2 * 8 * rows * 4
-    attention = 2 * 8 * 16 * head_dim * 2 + 2 * 8 * 8 * 4 + 2 * 16 * head_dim * 2
+    tokens = 32 if head_dim == 64 else 16
+    attention = 8 * tokens * head_dim * 2 + 2 * 8 * 8 * 4 + 4 * 16 * head_dim * 2
     spare = 8 * 1024  # barriers, the compiler's own
     return (SHARED_BYTES - scratch - attention - spare) // TILE_BYTES
 
@@ -48,6 +49,7 @@ def shape_of(
     page: int = 32,
     by_sm: bool = False,
     drops: bool = False,
+    fresh: bool = True,
 ) -> KernelShape:
     """Return the variant of the kernel for a model, a bucket of `rows` and a grid. `max_len` is rounded up to pages."""
     return KernelShape(
@@ -72,6 +74,7 @@ def shape_of(
         slots=slots,
         by_sm=by_sm,
         drops=drops,
+        fresh=fresh,
     )
 
 
@@ -82,14 +85,14 @@ def instruction(shape: KernelShape, task: Task) -> tuple[int, ...]:
     attn = shape.at_attn + layer * shape.rows * shape.q
     mid = shape.at_mid + layer * hidden
     act = shape.at_act + layer * shape.rows * shape.ffn
-    source, target, columns, width, norm = {
-        Op.QKV: (layer * hidden, qkv, shape.hidden, shape.qkv, 2 * layer),
-        Op.OUT: (attn, mid, shape.q, shape.hidden, -1),
-        Op.GATE_UP: (mid, act, shape.hidden, shape.ffn, 2 * layer + 1),
-        Op.DOWN: (act, (layer + 1) * hidden, shape.ffn, shape.hidden, -1),
-        Op.LM_HEAD: (layer * hidden, 0, shape.hidden, shape.vocab, 2 * shape.layers),
-    }.get(task.op, (0, 0, 0, 0, -1))
-    words = (int(task.op), layer, task.first, task.count, source, target, columns, width, norm)
+    source, target, columns, width, normed = {
+        Op.QKV: (layer * hidden, qkv, shape.hidden, shape.qkv, 1),
+        Op.OUT: (attn, mid, shape.q, shape.hidden, 0),
+        Op.GATE_UP: (mid, act, shape.hidden, shape.ffn, 1),
+        Op.DOWN: (act, (layer + 1) * hidden, shape.ffn, shape.hidden, 0),
+        Op.LM_HEAD: (layer * hidden, 0, shape.hidden, shape.vocab, 1),
+    }.get(task.op, (0, 0, 0, 0, 0))
+    words = (int(task.op), layer, task.first, task.count, source, target, columns, width, normed)
     return words + (0,) * (INSTRUCTION_WORDS - len(words))
 
 

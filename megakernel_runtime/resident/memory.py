@@ -17,7 +17,7 @@ from megakernel_runtime.models.config import ModelConfig
 from megakernel_runtime.program.placement import Placement
 from megakernel_runtime.resident.layout import code_of
 from megakernel_runtime.resident.tape import pack_tape
-from megakernel_runtime.resident.vectors import biases, norms, qk_norms, rope_tables
+from megakernel_runtime.resident.vectors import biases, qk_norms, rope_tables
 
 LINE = 32  # words of a cache line
 COUNTERS = ("LM heads that are done", "samplers that are done", "steps published")
@@ -46,7 +46,7 @@ class DeviceMemory:
         self.device = kv.device
         tape = pack_tape(config, weights, placement, self.device, progress)
         self.tape_bytes = tape.tiles.numel() * 2
-        self._tape: Any = _descriptor(tape.tiles)
+        self._tape = tape.tiles
         meta, code = code_of(shape, placement, tape.starts, tape.counts)
         pinned = _pinned_parts(shape)
         self.plans, self.packets, self.head, self.steps, self.tokens = (part.numpy() for part in pinned.values())
@@ -64,7 +64,6 @@ class DeviceMemory:
         cos, sin = rope_tables(config, self.shape.max_len, self.device)
         return {
             "table": weights["embed"].to(device=self.device, dtype=torch.bfloat16).contiguous(),
-            "norm": norms(config, weights, self.device),
             "bias": biases(config, weights, self.device),
             "qk_norms": qk_norms(config, weights, self.device),
             "cos": cos,
@@ -132,11 +131,3 @@ def _pinned_parts(shape: KernelShape) -> dict[str, torch.Tensor]:
         "results": (w.RESULTS, shape.rows, w.TOKEN_WORDS),
     }
     return {name: torch.zeros(size, dtype=torch.int32, pin_memory=True) for name, size in sizes.items()}
-
-
-def _descriptor(tiles: torch.Tensor) -> Any:
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    from megakernel_runtime.resident.compile import TILE_LAYOUT
-
-    return TensorDescriptor.from_tensor(tiles, [8, 16, 64], TILE_LAYOUT)

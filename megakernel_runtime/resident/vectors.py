@@ -12,12 +12,6 @@ from megakernel_runtime.program.reference.rope import inverse_frequencies
 Weights = Mapping[str, torch.Tensor]
 
 
-def norms(config: ModelConfig, weights: Weights, device: torch.device) -> torch.Tensor:
-    """Return (2 layers + 1, hidden) bf16: before attention, before the FFN, of each layer, and the final one."""
-    names = [f"layers.{i}.{leaf}" for i in range(config.n_layers) for leaf in ("norm_attn", "norm_mlp")]
-    return _stack(weights, [*names, "norm_final"], device)
-
-
 def biases(config: ModelConfig, weights: Weights, device: torch.device) -> torch.Tensor:
     """Return (layers, q + 2 kv) bf16, or one word where the model has none."""
     if not config.qkv_bias:

@@ -29,6 +29,9 @@ from megakernel_runtime.weights.load import load_weights
 from megakernel_runtime.weights.random_weights import random_weights
 
 ROWS = 8  # of a step of the kernel; larger steps run on the graphs backend
+# Whether the kernel takes chunks of prompts. Without them it decodes by a tenth faster, for its code fits the SMs'
+# instruction caches better; and graphs are faster at long prompts anyway. docs/decisions/0004-two-executors.md
+CHUNKS = False
 CAPABILITY = (9, 0)
 _RANDOM_SEED = 0
 
@@ -83,10 +86,11 @@ def make_megakernel(
     spec: RuntimeSpec,
     *,
     drops: bool = False,
+    chunks: bool = CHUNKS,
 ) -> MegakernelRuntime:
     """Return a runtime over weights that lie anywhere. `drops`: see `KernelShape`."""
     parts = make_parts(device, config, weights, capacity, torch.bfloat16, progress, captures=True)
-    session = _session(device, config, weights, capacity, parts, progress, spec, drops=drops)
+    session = _session(device, config, weights, capacity, parts, progress, spec, drops=drops, chunks=chunks)
     runner = ResidentRunner(session, parts.slots, parts.tables.state)
     info = replace(parts.runtime.info, backend="megakernel")
     return MegakernelRuntime(
@@ -96,6 +100,7 @@ def make_megakernel(
         capacity,
         info,
         max_rows=session.memory.shape.rows,
+        chunks=chunks,
         step_bytes=session.memory.tape_bytes,
         token_bytes=parts.token_bytes,
         kernels_per_step=len(build_program(config).instructions),
@@ -112,6 +117,7 @@ def _session(
     spec: RuntimeSpec,
     *,
     drops: bool,
+    chunks: bool,
 ) -> Session:
     grid = device.n_sms - spec.sm_reserve
     if grid < 1:
@@ -126,6 +132,7 @@ def _session(
         page=capacity.page_size_tokens,
         by_sm=spec.sm_reserve == 0,
         drops=drops,
+        fresh=chunks,
     )
     memory = DeviceMemory(
         config,

@@ -40,12 +40,15 @@ class MegakernelRuntime:
         info: DeviceInfo,
         *,
         max_rows: int,
+        chunks: bool,
         step_bytes: int,
         token_bytes: int,
         kernels_per_step: int,
     ) -> None:
-        """`max_rows`: of a step of the kernel. `step_bytes` are read by each step, `token_bytes` for each token of
-        each row's context. `kernels_per_step`: launches that a step would take otherwise.
+        """`max_rows`: of a step of the kernel. `chunks`: it takes several rows of one sequence.
+
+        `step_bytes` are read by each step, `token_bytes` for each token of each row's context. `kernels_per_step`:
+        launches that a step would take otherwise.
         """
         self.capacity = capacity
         self.info = info
@@ -53,6 +56,7 @@ class MegakernelRuntime:
         self._runner = runner
         self._graphs = graphs
         self._max_rows = max_rows
+        self._chunks = chunks
         self._bytes = (step_bytes, token_bytes)
         self._kernels_per_step = kernels_per_step
         self._queue: deque[tuple[StepPlan, int]] = deque()  # given to neither yet; and how many steps are done
@@ -130,7 +134,8 @@ class MegakernelRuntime:
 
     def _is_resident(self, plan: StepPlan) -> bool:
         n_rows = sum(row.count for row in plan.prefill) + len(plan.decode)
-        return self._faults < FAULTS and n_rows <= self._max_rows
+        single = self._chunks or all(row.count == 1 for row in plan.prefill)
+        return self._faults < FAULTS and n_rows <= self._max_rows and single
 
     def _dispatch(self) -> None:
         """Give plans to who runs them, as far as their turn has come."""
