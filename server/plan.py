@@ -20,9 +20,11 @@ class Limits:
     max_json_depth: int = 64
     max_n: int = 128
     max_stop_strings: int = 4
+    max_stop_characters: int = 1024  # of each
     max_logit_bias: int = 1024
     max_stop_token_ids: int = 128
     max_prompts: int = 256
+    max_choices: int = 1024  # prompts * n
     max_top_logprobs: int = MAX_TOP_LOGPROBS
     max_bad_words: int = 128
     request_deadline_seconds: float = 600.0  # from receipt to the last token; 0 = none

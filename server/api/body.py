@@ -24,6 +24,10 @@ async def read_json_body(scope: Scope, receive: Receive, limits: Limits) -> byte
     if declared != "application/json":
         message = f"Content-Type is {declared[:100]!r}; send 'Content-Type: application/json'"
         raise UnsupportedMedia(message, code="unsupported_media_type")
+    coding = (header(scope, b"content-encoding") or "identity").strip().lower()
+    if coding != "identity":
+        message = f"Content-Encoding is {coding[:100]!r}; send the body as it is"
+        raise UnsupportedMedia(message, code="unsupported_media_type")
     length = header(scope, b"content-length")
     if length is not None and length.isdecimal():
         _check_size(int(length), limits.max_body_bytes)

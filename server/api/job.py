@@ -20,6 +20,8 @@ from server.protocol.generation import GenerationRequest
 from server.text.pipeline import OutputStream
 from server.text.tokenizer import Tokenizer
 
+LEAST_TEMPERATURE = 1e-5  # below it, f32 arithmetic on any device takes the most probable token, or fails
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -63,7 +65,29 @@ def chat_prompt(request: TemplateFields, loaded: Loaded) -> tuple[int, ...]:
         continue_final_message=request.continue_final_message,
         kwargs=request.chat_template_kwargs,
     )
+    _check_length("messages", pieces.text, loaded)
     return tuple(loaded.text.tokenizer.encode_pieces(pieces, add_special=request.add_special_tokens))
+
+
+def text_prompt(text: str, loaded: Loaded, *, add_special: bool) -> tuple[int, ...]:
+    """Return the tokens of a text that is a prompt as it stands. Raises InvalidRequest where it is far too long."""
+    _check_length("prompt", text, loaded)
+    return tuple(loaded.text.tokenizer.encode(text, add_special=add_special, parse_special=True))
+
+
+def _check_length(what: str, text: str, loaded: Loaded) -> None:
+    """Raise InvalidRequest for a text that cannot fit into the context however it is cut into tokens: finding out how
+    many they are takes seconds and a hundred times the text's memory.
+    """
+    context, n_bytes = loaded.context_tokens, len(text.encode())
+    most = loaded.text.tokenizer.most_bytes(context)
+    if n_bytes > most:
+        raise InvalidRequest(
+            f"This model's maximum context length is {context} tokens. However, your {what} resulted in {n_bytes} "
+            f"bytes of text, and no {context} tokens hold more than {most}. Please reduce the length of the {what}.",
+            param=what,
+            code="context_length_exceeded",
+        )
 
 
 def chat_job(request: ChatRequest, loaded: Loaded, limits: Limits) -> Job:
@@ -79,22 +103,23 @@ def chat_job(request: ChatRequest, loaded: Loaded, limits: Limits) -> Job:
 def completion_job(request: CompletionRequest, loaded: Loaded, limits: Limits) -> Job:
     """Return the job. Raises InvalidRequest as `chat_job` does."""
     tokenizer = loaded.text.tokenizer
-    prompts = tuple(
-        tuple(tokenizer.encode(prompt, add_special=request.add_special_tokens, parse_special=True))
-        if isinstance(prompt, str)
-        else prompt
-        for prompt in request.prompt
-    )
-    for prompt in prompts:
-        check_ids("prompt", prompt, loaded)
-        if not prompt:
-            message = "prompt has no tokens; it needs at least one, and this model puts none before a text"
-            raise InvalidRequest(message, param="prompt", code="invalid_value")
+    prompts = tuple(_checked_prompt(prompt, request, loaded) for prompt in request.prompt)
     prefixes = tuple(_as_text(prompt, request, tokenizer) if request.echo else "" for prompt in request.prompt)
     return _job(
         request, loaded, limits, prompts, prefixes, id_prefix="cmpl", top_logprobs=request.logprobs,
         continues=True, what="prompt",
     )  # fmt: skip
+
+
+def _checked_prompt(prompt: str | tuple[int, ...], request: CompletionRequest, loaded: Loaded) -> tuple[int, ...]:
+    """Return the tokens of one of several prompts. Each is checked before the next is tokenized."""
+    ids = text_prompt(prompt, loaded, add_special=request.add_special_tokens) if isinstance(prompt, str) else prompt
+    check_ids("prompt", ids, loaded)
+    if not ids:
+        message = "prompt has no tokens; it needs at least one, and this model puts none before a text"
+        raise InvalidRequest(message, param="prompt", code="invalid_value")
+    _room(len(ids), loaded, "prompt")
+    return ids
 
 
 def _as_text(prompt: str | tuple[int, ...], request: CompletionRequest, tokenizer: Tokenizer) -> str:
@@ -168,7 +193,7 @@ def _sampling(request: GenerationRequest, loaded: Loaded, room: int, top_logprob
         frequency_penalty=request.frequency_penalty,
         logit_bias=tuple(pair for pair in request.logit_bias if pair[0] < loaded.hello.vocab_size),
         allowed_token_ids=request.allowed_token_ids or (),
-        temperature=request.temperature,
+        temperature=request.temperature if request.temperature >= LEAST_TEMPERATURE else 0.0,
         top_k=1 if one_only else max(request.top_k, 0),
         top_p=1.0 if one_only else request.top_p,
         min_p=request.min_p,

@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from server.api.body import read_json_body
-from server.api.job import chat_prompt, check_ids
+from server.api.job import chat_prompt, check_ids, text_prompt
 from server.api.service import Loaded, Service
 from server.protocol.parse import parse_detokenize, parse_tokenize
 from server.protocol.responses import Detokenized, Tokenized
@@ -45,13 +45,13 @@ def _tokenize(service: Service, loaded: Loaded, raw: bytes) -> Tokenized:
     service.check_model(request.model)
     tokenizer = loaded.text.tokenizer
     if isinstance(request, TokenizeTextRequest):
-        ids = tokenizer.encode(request.prompt, add_special=request.add_special_tokens, parse_special=True)
+        ids = text_prompt(request.prompt, loaded, add_special=request.add_special_tokens)
     else:
-        ids = list(chat_prompt(request, loaded))
+        ids = chat_prompt(request, loaded)
     return Tokenized(
         count=len(ids),
         max_model_len=loaded.context_tokens,
-        tokens=ids,
+        tokens=list(ids),
         token_strs=[tokenizer.token_text(i) for i in ids] if request.return_token_strs else None,
     )
 

@@ -17,6 +17,6 @@ def main() -> None:
     try:
         app()
     except MegakernelError as error:
-        err.print(f"[bold red]error:[/bold red] {type(error).__name__}", end=" ")
+        err.print("[bold red]error:[/bold red]", end=" ")
         err.print(str(error), markup=False, soft_wrap=True)
         sys.exit(2 if isinstance(error, ConfigError) else 1)

@@ -47,7 +47,9 @@ def chat(
     model: Annotated[str, typer.Option(help="Model to ask for, or to serve. Default: the server's own.")] = "",
     api_key: Annotated[str, typer.Option(envvar="MEGAKERNEL_API_KEY", help="Key that the server asks for.")] = "",
     system: Annotated[str, typer.Option(help="System prompt.")] = "",
-    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0: always the likeliest token.")] = None,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=2, help="0: always the likeliest token; 1: as the model has it.")
+    ] = 0.7,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes answers repeatable.")] = None,
 ) -> None:

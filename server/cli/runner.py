@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import uvicorn
 from typing_extensions import override
 
+from server.api.connection import server_config
 from server.cli.startup import Display
 from server.engine.messages import Hello, Loading
 from server.errors import ConfigError, MegakernelError
@@ -24,7 +25,6 @@ from server.plan import ServePlan
 
 logger = logging.getLogger(__name__)
 
-CLOSE_WITHIN_S = 5  # after the drain, for responses whose last bytes are on their way
 LOOK_EVERY_S = 0.05
 
 
@@ -119,13 +119,7 @@ class DrainingServer(uvicorn.Server):
 
 def run(app: Callable[..., Any], engine: Engine, plan: ServePlan, listener: socket.socket, display: Display) -> None:
     """Serve until a signal ends it. Raises EngineFailed when the engine cannot come up the first time."""
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=CLOSE_WITHIN_S,
-    )
+    config = server_config(app)
     server = DrainingServer(config, engine, plan.drain_seconds)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(_serve(server, engine, plan, listener, display))

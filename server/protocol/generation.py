@@ -38,7 +38,7 @@ class GenerationRequest(RequestModel):
     min_p: float = Field(0.0, ge=0, le=1)
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    repetition_penalty: float = Field(1.0, gt=0, le=100, description="1: off.")
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100, description="1: off.")
     logit_bias: LogitBias = ()
     allowed_token_ids: TokenIds | None = Field(None, description="Only these tokens may be generated.")
     seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="Left out: random.")

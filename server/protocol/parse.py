@@ -44,7 +44,11 @@ def parse_completion(raw: bytes, limits: Limits) -> CompletionRequest:
     """Return the request. Raises InvalidRequest."""
     request = _validate(CompletionRequest, _given(raw, limits, refused.COMPLETION))
     _check_shared(request, limits)
-    _at_most("prompt", len(request.prompt), limits.max_prompts, " prompts; split them over several requests")
+    n_prompts = len(request.prompt)
+    _at_most("prompt", n_prompts, limits.max_prompts, " prompts; split them over several requests")
+    if n_prompts * request.n > limits.max_choices:
+        message = f"n is {request.n}, for {n_prompts} prompts; at most {limits.max_choices} choices fit into a request"
+        raise InvalidRequest(f"{message}: split the prompts", param="n", code="above_max_value")
     if request.logprobs is not None:
         _at_most("logprobs", request.logprobs, limits.max_top_logprobs)
         if request.echo:
@@ -104,6 +108,7 @@ def _validate(model: type[Model], given: Mapping[str, Any]) -> Model:
 def _check_shared(request: GenerationRequest, limits: Limits) -> None:
     _at_most("n", request.n, limits.max_n)
     _at_most("stop", len(request.stop), limits.max_stop_strings, " strings")
+    _at_most("stop", max(map(len, request.stop), default=0), limits.max_stop_characters, " characters in a string")
     _at_most("logit_bias", len(request.logit_bias), limits.max_logit_bias, " tokens")
     _at_most("stop_token_ids", len(request.stop_token_ids), limits.max_stop_token_ids, " ids")
     if request.allowed_token_ids == ():

@@ -15,10 +15,10 @@ from server.protocol.values import shown
 
 # Type of pydantic's error -> (what the value must be, OpenAI's code); {…} are pydantic's own facts.
 _MUST: dict[str, tuple[str, str]] = {
-    "greater_than": ("it must be greater than {gt:g}", "below_min_value"),
-    "greater_than_equal": ("it must be at least {ge:.20g}", "below_min_value"),
-    "less_than": ("it must be less than {lt:.20g}", "above_max_value"),
-    "less_than_equal": ("it must be at most {le:.20g}", "above_max_value"),
+    "greater_than": ("it must be greater than {gt}", "below_min_value"),
+    "greater_than_equal": ("it must be at least {ge}", "below_min_value"),
+    "less_than": ("it must be less than {lt}", "above_max_value"),
+    "less_than_equal": ("it must be at most {le}", "above_max_value"),
     "finite_number": ("it must be a finite number", "invalid_value"),
     "int_type": ("it must be an integer", "invalid_type"),
     "float_type": ("it must be a number", "invalid_type"),
@@ -58,7 +58,8 @@ def as_invalid_request(error: ValidationError) -> InvalidRequest:
 
 
 def _fill(must: str, context: dict[str, Any]) -> str:
-    return must.format(**context)
+    short = {name: f"{fact:g}" if isinstance(fact, float) else fact for name, fact in context.items()}
+    return must.format(**short)
 
 
 def _path(found: ErrorDetails) -> str:

@@ -21,7 +21,7 @@ WITHHELD: Final = frozenset(
 )
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
-_QUIET: Final = ("httpx", "httpcore", "asyncio", "urllib3", "filelock")
+_QUIET: Final = ("httpx", "httpcore", "asyncio", "urllib3", "filelock", "uvicorn")
 
 
 def configure(level: str, log_format: str, stream: TextIO | None = None) -> None:

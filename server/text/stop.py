@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class StopMatcher:
     """Watches one growing text. include: the stop string itself is part of the text."""
 
     def __init__(self, stops: Iterable[str], *, include: bool = False) -> None:
-        self._root = _automaton([stop for stop in stops if stop])
+        self._root = _automaton(tuple(stop for stop in stops if stop))
         self._include = include
         self._node = self._root
         self._held = ""
@@ -70,7 +71,8 @@ def _step(node: _Node, character: str) -> _Node:
     return node.next[character]
 
 
-def _automaton(stops: list[str]) -> _Node:
+@lru_cache(maxsize=16)  # the choices of a request share it: once made, it never changes
+def _automaton(stops: tuple[str, ...]) -> _Node:
     root = _Node(0)
     for stop in stops:
         node = root

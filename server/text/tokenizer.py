@@ -25,12 +25,17 @@ def load_tokenizer(model_path: Path) -> Tokenizer:
     raise ModelError(f"{model_path}: no such file or directory, so no tokenizer can be read from it")
 
 
+NORMALISED = 4  # how many times shorter a text may get before it is encoded: NFC makes three bytes of nine
+
+
 class Tokenizer:
     """Encodes, decodes, and knows what each id is. Immutable."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._encoder = GuardedEncoder(vocabulary.backend, vocabulary.control, byte_level=vocabulary.byte_level)
+        unchanged = vocabulary.byte_level and vocabulary.backend.normalizer is None
+        self._most_token_bytes = max(map(len, vocabulary.token_bytes)) * (1 if unchanged else NORMALISED)
 
     # ------------------------------------------------------------------ encoding
 
@@ -48,6 +53,10 @@ class Tokenizer:
         """Return the ids of a rendered prompt, with control tokens only where the template itself wrote them."""
         ids = self._encoder.encode(prompt)
         return [*self._vocabulary.prefix, *ids, *self._vocabulary.suffix] if add_special else ids
+
+    def most_bytes(self, n_tokens: int) -> int:
+        """Return a length in UTF-8 beyond which no text can become as few as `n_tokens` tokens."""
+        return n_tokens * self._most_token_bytes
 
     # ------------------------------------------------------------------ decoding
 

@@ -20,6 +20,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from megakernel_runtime.interface import RuntimeSpec
+from server.api.connection import server_config
 from server.app import build_app
 from server.engine.supervisor import Supervision
 from server.plan import ServePlan
@@ -70,8 +71,9 @@ def write_tiny_model(path, *, bos=False):
 class Served:
     """A running server: its addresses, and clients that lead to it."""
 
-    def __init__(self, plan, supervision=None):
+    def __init__(self, plan, supervision=None, connection=None):
         self.plan = plan
+        self._connection = connection
         self._supervision = supervision
         self._up = Future()
         self._thread = threading.Thread(target=self._run, name="api-server")
@@ -161,7 +163,7 @@ class Served:
     def _run(self):
         try:
             app = build_app(self.plan, supervision=self._supervision)
-            config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5)
+            config = server_config(app, self._connection)
             with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
                 runner.run(self._serve(app, uvicorn.Server(config)))
         except BaseException as error:
@@ -198,9 +200,9 @@ FAST = Supervision(hang_timeout_s=10.0, first_pause_s=0.05, longest_pause_s=0.2,
 
 
 @contextmanager
-def serving(plan, supervision=FAST, *, ready=True):
-    """A server of one test's own."""
-    served = Served(plan, supervision)
+def serving(plan, supervision=FAST, *, ready=True, connection=None):
+    """A server of one test's own. `connection`: its protocol, other than the usual one."""
+    served = Served(plan, supervision, connection)
     try:
         yield served.wait_for("ready") if ready else served
     finally:

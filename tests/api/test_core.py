@@ -109,6 +109,8 @@ def test_narrow_sampling_is_greedy(served):
         assert text_of(ask(served, max_tokens=8, temperature=2.0, extra_body=extra)) == greedy
     for top_p in (0, 1e-6):
         assert text_of(ask(served, max_tokens=8, temperature=2.0, top_p=top_p)) == greedy
+    for temperature in (5e-324, 1e-320, 1e-45, 1e-38, 1e-7):  # nothing that f32 could divide by
+        assert text_of(ask(served, max_tokens=8, temperature=temperature)) == greedy
 
 
 def test_logprobs_of_a_greedy_answer(served):
@@ -136,6 +138,29 @@ def test_penalties_reach_the_sampler(served):
     plain = text_of(ask(served))
     assert text_of(ask(served, presence_penalty=2)) != plain
     assert text_of(ask(served, frequency_penalty=2)) != plain
+
+
+EXTREMES = [
+    {"top_p": 5e-324},
+    {"min_p": 5e-324},
+    {"top_k": 2**31 - 1},
+    {"repetition_penalty": 0.01, "presence_penalty": -2, "frequency_penalty": -2},
+    {"repetition_penalty": 100, "presence_penalty": 2, "frequency_penalty": 2},
+    {"logit_bias": {str(i): -100 for i in range(200)}},
+    {"allowed_token_ids": [2], "min_tokens": 3},
+    {"min_p": 1, "top_p": 0, "top_k": 1, "temperature": 2},
+]
+
+
+@pytest.mark.parametrize("fields", EXTREMES, ids=[",".join(fields) for fields in EXTREMES])
+def test_extreme_values_are_survived(served, fields):
+    """By the engine, too: it would take every other request with it."""
+    pid = served.engine.pid
+    for temperature in (0.8, 2.0):
+        body = {"messages": COUNT, "max_tokens": 6, "temperature": temperature, "logprobs": True, "top_logprobs": 20}
+        answer = served.post("/v1/chat/completions", body | fields)
+        assert answer.status_code == 200, answer.text
+    assert served.engine.pid == pid
 
 
 def test_completions_with_echo_in_several_forms(served, name):

@@ -140,7 +140,7 @@ WRONG = [
     ({"min_p": 1.5}, "min_p", "above_max_value", "min_p is 1.5; it must be at most 1"),
     ({"presence_penalty": 2.5}, "presence_penalty", "above_max_value", "presence_penalty is 2.5; it must be at most 2"),
     ({"frequency_penalty": -3}, "frequency_penalty", "below_min_value", "frequency_penalty is -3; it must be at least -2"),
-    ({"repetition_penalty": 0}, "repetition_penalty", "below_min_value", "repetition_penalty is 0; it must be greater than 0"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "below_min_value", "repetition_penalty is 0; it must be at least 0.01"),
     ({"n": 0}, "n", "below_min_value", "n is 0; it must be at least 1"),
     ({"n": 129}, "n", "above_max_value", "n is 129; it must be at most 128"),
     ({"n": 1.5}, "n", "invalid_type", "n is 1.5; it must be an integer"),
@@ -153,6 +153,7 @@ WRONG = [
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "invalid_value", "min_tokens is 9; it must be at most max_tokens, which is 8"),
     ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "above_max_value", "stop holds 5; it must be at most 4 strings"),
     ({"stop": ""}, "stop", "invalid_value", "stop holds an empty string"),
+    ({"stop": "x" * 1025}, "stop", "above_max_value", "stop holds 1025; it must be at most 1024 characters in a string"),
     ({"stop": [1]}, "stop", "invalid_value", "stop is [1]; it must be a string or a list of strings"),
     ({"stop_token_ids": ["a"]}, "stop_token_ids", "invalid_value", "it must be a list of token ids"),
     ({"stop_token_ids": [300]}, "stop_token_ids", "invalid_value", "stop_token_ids holds token id 300; the vocabulary has ids 0 to 258"),
@@ -259,6 +260,36 @@ def test_a_prompt_that_fills_the_context(serve):
     )
     with pytest.raises(openai.BadRequestError, match="maximum context length is 500 tokens"):
         served.openai.completions.create(model=MODEL, prompt="x" * 501)
+
+
+def test_a_hopeless_text_is_not_cut_into_tokens(serve, monkeypatch):
+    """It would take seconds, and a hundred times its memory."""
+    served = serve(text_script("state"), spec={"max_model_len_tokens": 500})
+    most = 500 * len("<|endoftext|>")  # the longest token
+    longer = {"content": "x" * most, "role": "user"}
+    assert (
+        f"resulted in {most} tokens"
+        in served.post("/v1/completions", {"prompt": "x" * most}).json()["error"]["message"]
+    )
+    monkeypatch.setattr("server.text.guarded.GuardedEncoder.encode", None)
+    for path, body, param in (
+        ("/v1/completions", {"prompt": "x" * (most + 1)}, "prompt"),
+        ("/v1/completions", {"prompt": ["x" * (most + 1)]}, "prompt"),
+        ("/tokenize", {"prompt": "é" * (most // 2 + 1)}, "prompt"),
+        (CHAT, {"messages": [longer]}, "messages"),
+        ("/tokenize", {"messages": [longer]}, "messages"),
+    ):
+        message = expect_error(served.post(path, body), 400, param=param, code="context_length_exceeded")
+        assert message.startswith("This model's maximum context length is 500 tokens. However, your ")
+        assert f"bytes of text, and no 500 tokens hold more than {most}." in message
+
+
+def test_the_choices_of_all_prompts_are_bounded(serve):
+    served = serve(text_script("fine"))
+    answer = served.post("/v1/completions", {"prompt": ["a"] * 256, "n": 5, "max_tokens": 1})
+    message = expect_error(answer, 400, param="n", code="above_max_value")
+    assert message == "n is 5, for 256 prompts; at most 1024 choices fit into a request: split the prompts"
+    assert len(served.complete(["a"] * 16, n=64, max_tokens=1)["choices"]) == 1024
 
 
 def test_max_tokens_is_cut_down_to_what_is_left(serve):

@@ -142,7 +142,7 @@ def test_draw_is_the_inverse_distribution_function_over_rising_ids():
     assert draw(weights[:1], [1 - 2.0**-32]) == [4]
 
 
-@pytest.mark.parametrize("temperature", [1e-6, 1e-38])
+@pytest.mark.parametrize("temperature", [1e-6, 1e-38, 1e-320])
 def test_tiny_temperatures_are_greedy_not_undefined(temperature):
     assert one(SamplingParams(temperature=temperature, seed=5)).token == 1
 

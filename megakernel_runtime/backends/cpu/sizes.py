@@ -27,8 +27,8 @@ def choose_capacity(spec: RuntimeSpec, config: ModelConfig, weight_format: str) 
     token_bytes = config.n_layers * 2 * config.kv_size * _KV_BYTES[weight_format]
     if spec.max_model_len_tokens > config.max_position:
         raise CapacityError(
-            f"max_model_len_tokens is {spec.max_model_len_tokens}, but the model knows "
-            f"{config.max_position} positions: choose fewer"
+            f"max_model_len is {spec.max_model_len_tokens} tokens, but the model knows {config.max_position} "
+            f"positions: choose fewer"
         )
     wanted_len = spec.max_model_len_tokens or config.max_position
     useful_pages = n_slots * -(-wanted_len // page)
@@ -37,7 +37,7 @@ def choose_capacity(spec: RuntimeSpec, config: ModelConfig, weight_format: str) 
     if n_pages * page < max_len or n_pages < 1:
         raise CapacityError(
             f"a context of {wanted_len} tokens needs {wanted_len * token_bytes} bytes of KV memory, but there are "
-            f"{n_pages * page * token_bytes}; raise kv_memory_bytes or n_pages, or lower max_model_len_tokens"
+            f"{n_pages * page * token_bytes}; raise kv_memory or pages, or lower max_model_len"
         )
     _check_memory(config, weight_format, n_pages * page * token_bytes)
     return Capacity(
@@ -60,5 +60,5 @@ def _check_memory(config: ModelConfig, weight_format: str, kv_bytes: int) -> Non
     if available is not None and weight_bytes + kv_bytes > available:
         raise CapacityError(
             f"the model needs about {weight_bytes} bytes for {weight_format} weights and {kv_bytes} for its KV cache, "
-            f"but {available} are available; choose a smaller weight_format or kv_memory_bytes, or a smaller model"
+            f"but {available} are available; choose a smaller weight_format or kv_memory, or a smaller model"
         )

@@ -18,9 +18,11 @@ _GUESS = 128  # tokens that mostly hold the nucleus
 
 
 def tempered(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Return exp((logits - their maximum) / temperature), (R, V) f32. `temperature` is (R, 1), > 0."""
+    """Return exp((logits - their maximum) / temperature), (R, V) f32. `temperature` is (R, 1), > 0; one that f32 cannot
+    tell from 0 leaves the most probable tokens only.
+    """
     weights = logits - logits.amax(-1, keepdim=True)
-    return weights.div_(temperature).exp_()
+    return weights.div_(temperature.clamp(min=torch.finfo(torch.float32).tiny)).exp_()
 
 
 def keep_top_k(weights: Tensor, k: int) -> Tensor:

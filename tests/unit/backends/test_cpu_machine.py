@@ -86,9 +86,9 @@ def test_memory_bounds_the_cache_and_the_context():
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"max_model_len_tokens": 4096}, r"max_model_len_tokens is 4096, but the model knows 2048"),
+        ({"max_model_len_tokens": 4096}, r"max_model_len is 4096 tokens, but the model knows 2048"),
         ({"max_model_len_tokens": 100, "n_pages": 2}, r"needs 51200 bytes of KV memory, but there are 16384"),
-        ({"kv_memory_bytes": 1}, "raise kv_memory_bytes"),
+        ({"kv_memory_bytes": 1}, "raise kv_memory or pages, or lower max_model_len"),
     ],
 )
 def test_sizes_that_cannot_be(asked, says):

@@ -248,7 +248,7 @@ class TestCommand:
         request = server.requests[0]
         assert (request["model"], request["seed"], request["max_tokens"]) == ("tiny", 7, 5)
         assert request["messages"][0] == {"role": "system", "content": "Brief."}
-        assert "temperature" not in request
+        assert request["temperature"] == 0.7
 
     def test_the_key_may_stand_in_the_environment(self, monkeypatch, server):
         monkeypatch.setenv("MEGAKERNEL_API_KEY", "sesame")

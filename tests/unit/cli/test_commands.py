@@ -136,3 +136,10 @@ def test_benchmarks_take_their_own_options(megakernel):
     done = megakernel("bench", "startup", "--help")
     assert done.returncode == 0
     assert "--limit-s" in done.stdout
+
+
+def test_an_error_is_one_line_for_people(megakernel):
+    done = megakernel("serve", "no-such-model")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: no model is called 'no-such-model'")

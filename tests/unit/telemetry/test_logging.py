@@ -82,6 +82,7 @@ class TestLogging:
     def test_chatty_libraries_speak_from_warning_on(self):
         stream = logged("console", "debug")
         logging.getLogger("httpx").info("HTTP Request: POST")
+        logging.getLogger("uvicorn.error").info("Started server process")
         assert stream.getvalue() == ""
 
     def test_python_warnings_become_log_lines(self):

@@ -81,3 +81,11 @@ def test_a_part_of_a_character_shows_as_such(byte_tokenizer):
 def test_a_path_that_is_neither_is_told(tmp_path):
     with pytest.raises(ModelError, match="no such file or directory, so no tokenizer can be read"):
         load_tokenizer(tmp_path / "none")
+
+
+@pytest.mark.parametrize("part", ["the", " ", "é", "<|im_end|>", "e\u0301\u0323", "x"])
+def test_no_text_is_longer_than_its_tokens_may_be(byte_tokenizer, piece_tokenizer, part):
+    for tokenizer in (byte_tokenizer, piece_tokenizer):
+        n_tokens = len(tokenizer.encode(part * 50, add_special=False, parse_special=True))
+        assert len(part.encode()) * 50 <= tokenizer.most_bytes(n_tokens)
+        assert tokenizer.most_bytes(10) == 10 * tokenizer.most_bytes(1)
