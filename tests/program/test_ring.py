@@ -1,7 +1,7 @@
 """The weight ring: a producer, loads that arrive when they like, and eight warps, in random interleavings.
 
-A warp does as kernels/matrix.py: it takes a tile ahead of the product it works on, and gives a slot back when the next
-product is begun. Its loads from the slot may return as late as the tile's product is awaited. Phases of barriers are
+A warp does as kernels/matrix.py: it gives a tile's slot back when the next product is begun, the last of a row tile at its
+end. Its loads from the slot may return as late as the tile's product is awaited. Phases of barriers are
 bits, as in the kernel.
 """
 
@@ -79,20 +79,14 @@ class Ring:
                 self.empty[slot].arrive()
             return taken - 1
 
-        for instruction in STEP * steps:
-            row_tiles, chunks = instruction
-            if not row_tiles * chunks:
-                continue
-            tile = yield from take()
-            for row in range(row_tiles):
+        for row_tiles, chunks in STEP * steps:
+            for _ in range(row_tiles):
                 before = None
-                for chunk in range(chunks):
-                    after = tile
-                    if row + 1 < row_tiles or chunk + 1 < chunks:
-                        after = yield from take()
+                for _ in range(chunks):
+                    tile = yield from take()
                     yield True
                     self.finish(before)
-                    before, tile = tile, after
+                    before = tile
                 yield True
                 self.finish(before)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from megakernel_runtime.kernels.shape import KernelShape
@@ -28,9 +28,9 @@ MODELS = {
     "qwen3-0.6b": model("qwen3", 1024, 28, 16, 8, 128, 3072, 151936, qk_norm=True),
     "qwen3-8b": model("qwen3", 4096, 36, 32, 8, 128, 12288, 151936, qk_norm=True),
     "mistral-7b": model("mistral", 4096, 32, 32, 8, 128, 14336, 32768, sliding_window=4096),
-    "narrow": model("llama", 64, 2, 1, 1, 64, 40, 97),  # fewer row tiles than CTAs, a padded FFN, an odd vocabulary
+    "narrow": model("llama", 64, 2, 1, 1, 64, 40, 6001),  # fewer row tiles than CTAs, a padded FFN, an odd vocabulary
 }
-OP, LAYER, FIRST, COUNT, SOURCE, TARGET, COLUMNS, WIDTH, NORM = range(9)
+OP, LAYER, FIRST, COUNT, SOURCE, TARGET, COLUMNS, WIDTH, NORMED = range(9)
 
 
 @pytest.mark.parametrize("rows", [8, 16])
@@ -51,13 +51,15 @@ def test_any_context_length_is_clean(max_len, window):
     grid=st.integers(1, 200),
     heads=st.integers(1, 12),
     ffn=st.integers(1, 900),
-    vocab=st.integers(1, 3000),
+    vocab=st.integers(4000, 7000),
     rates=st.lists(st.floats(0.2, 5.0), min_size=200, max_size=200),
 )
 @settings(max_examples=40, deadline=None)
 def test_any_placement_is_clean(grid, heads, ffn, vocab, rates):
     config = model("llama", heads * 64, 3, heads, heads, 64, ffn, vocab)
-    assert validate(image_of(config, grid, 8, placement=place(config, grid, rates[:grid]))) is None
+    image = image_of(config, grid, 8, placement=place(config, grid, rates[:grid]))
+    assume(all(image.counts))
+    assert validate(image) is None
 
 
 def test_an_8b_model_takes_less_than_two_seconds():
@@ -261,6 +263,12 @@ BROKEN = {
         lambda: words(Op.OUT, 1, source=GOOD.shape.step_elements),
         "OUT of layer 1.*no instruction writes",
     ),
+    "a norm left out": (lambda: words(Op.GATE_UP, 1, normed=-1), "GATE_UP of layer 1.*normed: 0, should be: 1"),
+    "a norm where there is none": (lambda: words(Op.OUT, 0, normed=1), "OUT of layer 0.*normed: 1, should be: 0"),
+    "a producer without tiles at the tape's end": (
+        lambda: image_of(model("llama", 64, 1, 1, 1, 64, 64, 16), 60, ROWS),
+        r"CTA \d+ has no tiles: its producer would fill the ring from tile 29 on",
+    ),
     "a read of narrower rows": (
         lambda: words(Op.DOWN, 1, source=GOOD.shape.at_mid - GOOD.shape.at_act + HIDDEN - ROWS * GOOD.shape.ffn),
         "DOWN of layer 1.*in rows of 1024, but rows of the output of OUT of layer 1.*have 512",
@@ -330,7 +338,7 @@ def test_no_word_of_any_instruction_can_change_unnoticed():
         value: name for name, value in globals().items() if name.isupper() and value in range(9) and name != "ROWS"
     }
     for task in GOOD.placement.tasks[0]:
-        for word in set(range(8)) - ignored.get(task.op, set()):
+        for word in set(range(9)) - ignored.get(task.op, set()):
             for by in (-1, 1, 8, 64):
                 for ctas in (range(GRID), (2,)):
                     with pytest.raises(ProgramError):
@@ -349,7 +357,7 @@ def test_partial_results_of_layers_that_do_not_depend_on_each_other_are_refused(
     positions=st.lists(st.integers(0, 8191), min_size=1, max_size=16),
     window=st.sampled_from([0, 1, 300, 4096]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_attention_units_cover_every_row_head_and_span_once(grid, positions, window):
     """The kernel's rule, units and joins of CTA c being c, c + G, ..., with the checker's bound on units."""
     config = replace(MODELS["qwen2.5-0.5b"], sliding_window=window or None)

@@ -14,6 +14,7 @@ from megakernel_runtime.program.validate.shape import Shape
 
 ALIGNMENT = 8  # elements: activations are read in 16-byte loads
 WIDTH_ALIGNMENT = 64  # columns: so many a warp and ring tile
+NORMED_OPS = (Op.QKV, Op.GATE_UP, Op.LM_HEAD)
 OWNER_OPS = (Op.EMBED, Op.OUT, Op.DOWN)
 
 Step = tuple[Op, int]  # opcode and the layer that its instruction words name
@@ -25,6 +26,8 @@ def check_dataflow(image: Image, parts: list[list[Part]]) -> dict[Step, Region]:
     for i, part in enumerate(parts[0]):
         of_all = [own[i] for own in parts]
         _check_same_words(of_all)
+        if part.normed != (part.op in NORMED_OPS):
+            raise ProgramError(f"{part}: its input is normed: {part.normed}, should be: {int(part.op in NORMED_OPS)}")
         if part.op in MATRIX_OPS or part.op is Op.EMBED:
             _check_cover(image, of_all)
         if part.op not in {Op.LM_HEAD, Op.SAMPLE}:
@@ -65,10 +68,10 @@ def _step_of(config: ModelConfig, instruction: Instruction) -> Step:
 def _check_same_words(of_all: list[Part]) -> None:
     """All CTAs must mean the same buffers."""
     first = of_all[0]
-    words = (first.source, first.target, first.columns, first.width, first.norm)
+    words = (first.source, first.target, first.columns, first.width, first.normed)
     for part in of_all:
-        if (part.source, part.target, part.columns, part.width, part.norm) != words:
-            raise ProgramError(f"{part}: other buffers than CTA {first.cta}'s: source, target, columns, width, norm")
+        if (part.source, part.target, part.columns, part.width, part.normed) != words:
+            raise ProgramError(f"{part}: other buffers than CTA {first.cta}'s: source, target, columns, width, normed")
 
 
 def _matrix(config: ModelConfig, shape: Shape, op: Op) -> tuple[int, int, int]:

@@ -10,7 +10,7 @@ from megakernel_runtime.program.isa import Op
 from megakernel_runtime.program.placement import Placement
 from megakernel_runtime.program.validate.shape import Shape
 
-WORDS = 12  # of an instruction: op, layer, first tile, tiles, source, target, columns, width, norm row; the rest zero
+WORDS = 12  # of an instruction: op, layer, first tile, tiles, source, target, columns, width, normed; the rest zero
 USED_WORDS = 9
 MATRIX_OPS = (Op.QKV, Op.OUT, Op.GATE_UP, Op.DOWN, Op.LM_HEAD)
 
@@ -52,7 +52,7 @@ class Part:
     target: int
     columns: int
     width: int
-    norm: int
+    normed: int
 
     def __str__(self) -> str:
         """Return how errors name it."""

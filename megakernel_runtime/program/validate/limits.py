@@ -15,7 +15,7 @@ TILE_BYTES = 16 * 512 * 2
 ROWS = (8, 16)  # buckets
 CONTEXT_TOKENS = {64: 256, 128: 128}  # by head_dim: tokens of a context tile
 MAX_GROUP = 8
-MIN_STAGES = 3  # a warp holds a tile, the product before it, and takes the next tile
+MIN_STAGES = 2  # a warp gives a slot back when it has begun the product after
 MAX_LAYERS = 1 << 16  # layers share a word with the opcode in the record of a wait that gave up
 INT32 = 1 << 31
 

@@ -125,6 +125,11 @@ def _check_tape(image: Image, parts: list[list[Part]]) -> None:
         taken = sum(part.count * -(-part.columns // TILE_COLUMNS) for part in own if part.op in MATRIX_OPS)
         if taken != n:
             raise ProgramError(f"CTA {cta}: its instructions take {taken} tiles a step, its tape run has {n}")
+        if not n and start + image.shape.stages > image.tape_tiles:
+            raise ProgramError(
+                f"CTA {cta} has no tiles: its producer would fill the ring from tile {start} on, beyond the tape's "
+                f"{image.tape_tiles}; use fewer CTAs (sm_reserve)"
+            )
         end = start + n
     if end != image.tape_tiles:
         raise ProgramError(f"tape runs end at tile {end}, the tape has {image.tape_tiles}")

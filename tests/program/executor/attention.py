@@ -59,11 +59,17 @@ class Attention:
         (q, own_key, own_value), *others = yield from self._stage(lines, head)
         k = np.concatenate((k, *(key for _, key, _ in others)))
         v = np.concatenate((v, *(value for _, _, value in others)))
-        partial = attend(q, k, v)
+        partial = self._attend(q, k, v)
         if count > 1:
             yield from self._store_partial(u, partial)
         else:
             yield from self._finish(t, head, partial, q, own_key, own_value)
+
+    def _attend(self, q: F32, k: F32, v: F32) -> Partial:
+        key = (q.tobytes(), k.tobytes(), v.tobytes())
+        if key not in self.world.attended:
+            self.world.attended[key] = attend(q, k, v)
+        return self.world.attended[key]
 
     def _join(self, u: int) -> Iterator[Turn]:
         """Merge the spans of a row and key head."""
@@ -85,7 +91,7 @@ class Attention:
             page, token = self._page_of(row, row.position)
             self.thread.plain_write(world.kv_cells(self.layer, int(page), head, token))
             world.kv[self.layer, page, head, token] = np.concatenate((key, value))
-        _, total, out = absorb(partial, attend(q, key, value))
+        _, total, out = absorb(partial, self._attend(q, key, value))
         yield Turn.GO
         yield from self.thread.store(self._result_words(t, head), pack(out / total[:, None]).ravel(), self.step)
 

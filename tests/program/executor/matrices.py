@@ -9,10 +9,8 @@ import numpy as np
 from megakernel_runtime.program.isa import Op
 from megakernel_runtime.program.placement import ROW_TILE
 from tests.program.executor.memory import Indices
-from tests.program.executor.numbers import F32, pack, root_mean_square, silu_gate, unpack
+from tests.program.executor.numbers import F32, U32, pack, root_mean_square, silu_gate, unpack
 from tests.program.executor.thread import Row, Thread, Turn
-
-NORMED = (Op.QKV, Op.GATE_UP, Op.LM_HEAD)  # the norms' weights are ones
 
 
 class Matrices:
@@ -30,42 +28,50 @@ class Matrices:
         if count:
             value = self.world.small["embed"][tokens][:, columns]
             self._keep(first, count, value)
-            yield from self._store(0, self.shape.hidden, columns.start, value)
+            yield from self._store(0, self.shape.hidden, columns.start, pack(value))
 
     def matrix(self, words: tuple[int, ...]) -> Iterator[Turn]:
         """One instruction."""
-        op, layer, first, count, source, target, columns, width = words[:8]
-        op, cta = Op(op), self.thread.number
-        out = np.zeros((self.shape.rows, 0), np.float32)
-        if count:
-            n = len(self.rows)
-            read = np.arange(source // 2, (source + n * columns) // 2)
-            x = yield from self.thread.await_words(read, self.step)
-            key = (cta, op, layer, n, x.tobytes())
-            if key not in self.world.memo:
-                self.world.memo[key] = self._product((cta, op, layer), unpack(x).reshape(n, columns))
-            out = self.world.memo[key]
-        if op is Op.LM_HEAD:
+        op, layer, first, count, source, target, columns, width, normed = words[:9]
+        if not count:
+            if op == Op.LM_HEAD:
+                self._finish_head(first, np.zeros((self.shape.rows, 0), np.float32))
+            return
+        n, of = len(self.rows), (self.thread.number, op, layer)
+        read = np.arange(source // 2, (source + n * columns) // 2)
+        x = yield from self.thread.await_words(read, self.step)
+        key = (*of, n, x.tobytes())
+        if key not in self.world.memo:
+            product = self._product(of, unpack(x).reshape(n, columns), normed)
+            self.world.memo[key] = self._result(Op(op), layer, first, product)
+        out, packed = self.world.memo[key]
+        if op == Op.LM_HEAD:
             self._finish_head(first, out)
-        elif count:
-            if op is Op.QKV and self.shape.qkv_bias:
-                bias = np.concatenate([self.world.small[f"layers.{layer}.{leaf}_bias"] for leaf in "qkv"])
-                out = out + bias[first * ROW_TILE : (first + count) * ROW_TILE]
-            if op is Op.GATE_UP:
-                yield from self._store(target, width, first * ROW_TILE // 2, silu_gate(out[:, 0::2], out[:, 1::2]))
-                return
-            if op in {Op.OUT, Op.DOWN}:
-                out = out + self._kept(first, count)
-                self._keep(first, count, out)
-            yield from self._store(target, width, first * ROW_TILE, out)
+        elif op == Op.GATE_UP:
+            yield from self._store(target, width, first * ROW_TILE // 2, packed)
+        elif op == Op.QKV:
+            yield from self._store(target, width, first * ROW_TILE, packed)
+        else:
+            out = out + self._kept(first, count)
+            self._keep(first, count, out)
+            yield from self._store(target, width, first * ROW_TILE, pack(out))
 
-    def _product(self, of: tuple[int, Op, int], x: F32) -> F32:
+    def _product(self, of: tuple[int, int, int], x: F32, normed: int) -> F32:
         """(T, rows of this CTA): rows of the step beyond the real ones are zero."""
-        scale = root_mean_square(x, self.shape.eps) if of[1] in NORMED else np.ones((len(x), 1))
+        scale = root_mean_square(x, self.shape.eps) if normed else np.ones((len(x), 1))
         matrix = self.world.matrices[of]
         out = np.zeros((self.shape.rows, len(matrix)), np.float32)
         out[: len(x)] = x.astype(np.float64) @ matrix.T * scale
         return out
+
+    def _result(self, op: Op, layer: int, first: int, out: F32) -> tuple[F32, U32]:
+        """Return what the products become, and as words."""
+        if op is Op.QKV and self.shape.qkv_bias:
+            bias = np.concatenate([self.world.small[f"layers.{layer}.{leaf}_bias"] for leaf in "qkv"])
+            out = out + bias[first * ROW_TILE : first * ROW_TILE + out.shape[1]]
+        if op is Op.GATE_UP:
+            out = silu_gate(out[:, 0::2], out[:, 1::2])
+        return out, pack(out)
 
     def _finish_head(self, first: int, out: F32) -> None:
         """Logits, and this CTA's best token of each row; a CTA without rows says so too."""
@@ -81,13 +87,12 @@ class Matrices:
 
     # ---------------------------------------------------------------- stores
 
-    def _store(self, target: int, width: int, first: int, values: F32) -> Iterator[Turn]:
+    def _store(self, target: int, width: int, first: int, packed: U32) -> Iterator[Turn]:
         """Write columns from `first` on of all rows."""
-        n = values.shape[1] // 2
         at = (target + np.arange(self.shape.rows) * width + first) // 2
-        words = (at[:, None] + np.arange(n)).ravel()
+        words = (at[:, None] + np.arange(packed.shape[1])).ravel()
         self.written.append(words)
-        yield from self.thread.store(words, pack(values).ravel(), self.step)
+        yield from self.thread.store(words, packed.ravel(), self.step)
 
     def _kept(self, first: int, count: int) -> F32:
         self.thread.plain_read(self.world.cell["resid"] + np.arange(first, first + count))

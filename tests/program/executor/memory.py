@@ -157,10 +157,10 @@ class Memory:
         if not newest and first < last and self.chance.random() < 0.5:
             last = self.chance.randrange(first, last)
         message = self._counters[counter][last]
-        if acquire:
+        if acquire and last > first:  # else it was taken over before
             np.maximum(self._view[thread], message.view, out=self._view[thread])
             np.maximum(self._clock[thread], message.clock, out=self._clock[thread])
-        self._view[thread, at] = max(last, int(self._view[thread, at]))
+        self._view[thread, at] = last
         return message.value
 
 

@@ -13,7 +13,7 @@ from tests.program.executor.thread import Turn
 from tests.program.executor.world import Plan, World
 
 BURSTS = (0.0, 0.5, 0.95)  # chance that a thread that can go on does
-SLOW = 0.02  # how often a slow thread is chosen, against 1
+SLOW = 0.05  # how often a slow thread may be chosen while others can go on
 NAP = 12  # changes of memory, at most, before a thread that waits looks again, if others can go on
 
 
@@ -27,7 +27,7 @@ def run_schedule(world: World, plans: Sequence[Plan], seed: int, rules: Rules | 
     threads = [host.run(), *(Cta(world, c).run() for c in range(world.shape.grid))]
     chance = random.Random(seed)
     burst = BURSTS[seed % len(BURSTS)]
-    weights = [SLOW if chance.random() < 0.3 else 1.0 for _ in threads]
+    slow = [chance.random() < 0.3 for _ in threads]
     seen = [-1] * len(threads)  # `changes` of memory when a waiting thread had seen everything
     looks_at = [0] * len(threads)  # `changes` at which it looks again
     alive = list(range(len(threads)))
@@ -38,7 +38,9 @@ def run_schedule(world: World, plans: Sequence[Plan], seed: int, rules: Rules | 
         if not able:
             raise Deadlock(f"threads {alive} (0 is the host, the others are CTAs) wait for ever")
         if current not in able or chance.random() >= burst:
-            (current,) = chance.choices(able, [weights[i] for i in able])
+            if chance.random() > SLOW:
+                able = [i for i in able if not slow[i]] or able
+            current = able[int(chance.random() * len(able))]
         turn = next(threads[current], None)
         if turn is None:
             alive.remove(current)

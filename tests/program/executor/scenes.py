@@ -55,9 +55,7 @@ def weights_of(name: str) -> dict[str, torch.Tensor]:
     weights: dict[str, torch.Tensor] = {}
     for key, size in MODELS[name].weight_shapes().items():
         noise = torch.randn(size, generator=generator)
-        drawn = 1 + 0.2 * noise if key.endswith("_norm") else 0.3 * noise if "bias" in key else 0.18 * noise
-        if ".norm_" in key or key.startswith("norm_"):  # these may be in the tape or beside it
-            drawn = torch.ones_like(noise)
+        drawn = 1 + 0.2 * noise if "norm" in key else 0.3 * noise if "bias" in key else 0.18 * noise
         weights[key] = drawn.bfloat16().float()
     return weights
 

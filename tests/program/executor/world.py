@@ -22,7 +22,7 @@ from megakernel_runtime.program.validate import Image
 from megakernel_runtime.resident.layout import code_of
 from megakernel_runtime.resident.tape import Tape, pack_tape, untile_matrix
 from tests.program.executor.memory import EMPTY, Indices, Memory
-from tests.program.executor.numbers import F32
+from tests.program.executor.numbers import F32, U32, Partial
 from tests.program.executor.rules import Rules
 
 HEADS_DONE, SAMPLERS_DONE, PUBLISHED, PLANS_WRITTEN, PLANS_TAKEN, STEPS_REPORTED = range(6)
@@ -110,7 +110,8 @@ class World:
         positions = np.arange(shape.max_len)[:, None] * inverse_frequencies(config).numpy()
         self.cos, self.sin = np.cos(positions).astype(np.float32), np.sin(positions).astype(np.float32)
         # results of pure arithmetic by operands, for all runs
-        self.memo: dict[tuple[int, int, int, int, bytes], F32] = {}
+        self.memo: dict[tuple[int, int, int, int, bytes], tuple[F32, U32]] = {}
+        self.attended: dict[tuple[bytes, bytes, bytes], Partial] = {}
         self.staged: dict[tuple[int, int, bytes], tuple[F32, F32, F32]] = {}
         self.raw_words: dict[tuple[int, int, int], Indices] = {}
         self._lay_out_words()
