@@ -20,6 +20,7 @@ from server.api.collect import Collected, chat_completion, collect, text_complet
 from server.api.generation import Disconnected, Generation
 from server.api.job import Job, chat_job, completion_job
 from server.api.keys import key_of
+from server.api.middleware import FACTS
 from server.api.sending import EventStream, send_json, usage_so_far
 from server.api.service import Loaded, Service
 from server.protocol.chat import ChatRequest
@@ -53,6 +54,7 @@ class GenerateRoute(ABC):
         shape = self._shape(request, job, options)
         with service.occupied(key_of(scope)), suppress(Disconnected):
             generation = Generation(job, service.engine, service.metrics, received_at)
+            scope[FACTS] = lambda: _facts(request, generation)
             async with generation, _watched(receive, generation):
                 await generation.admitted()
                 if request.stream:
@@ -135,6 +137,17 @@ class CompletionRoute(GenerateRoute):
 
     def _whole(self, shape: ChunkShape, choices: list[Collected], usage: Usage) -> TextCompletion:
         return text_completion(shape, choices, usage)
+
+
+def _facts(request: GenerationRequest, generation: Generation) -> dict[str, object]:
+    """Return what the log tells of a generation: sizes and speed, nothing that anybody wrote."""
+    return {
+        "stream": request.stream,
+        "prompt_tokens": generation.job.prompt_tokens,
+        "cached_tokens": generation.cached_tokens,
+        "completion_tokens": generation.completion_tokens,
+        "first_token_seconds": generation.first_token_s and round(generation.first_token_s, 4),
+    }
 
 
 @asynccontextmanager

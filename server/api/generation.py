@@ -82,6 +82,7 @@ class Generation:
         self._gone = False
         self._failed = False
         self._refused = False
+        self.first_token_s: float | None = None  # from receipt
 
     async def __aenter__(self) -> Self:
         """Submit every prompt."""
@@ -217,7 +218,8 @@ class Generation:
             for _ in range(n_new):  # tokens that came together came, on average, so far apart
                 self._metrics.inter_token((now - choice.last_at) / n_new)
         elif not self._started:
-            self._metrics.first_token(now - self._received_at)
+            self.first_token_s = now - self._received_at
+            self._metrics.first_token(self.first_token_s)
         self._started = choice.started = True
         choice.last_at = now
 

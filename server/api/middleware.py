@@ -25,6 +25,8 @@ CLIENT_CLOSED = 499  # nginx's number for a client that left before the answer; 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 QUIET = frozenset({"/live", "/ready", "/health", "/metrics"})  # asked every few seconds by machines
 
+FACTS = "megakernel.facts"  # key of a scope: a function that returns what its route adds to the log record
+
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -61,8 +63,8 @@ class RequestMiddleware:
         method = scope["method"] if scope["method"] in METHODS else "other"
         self._metrics.http(handler=route, method=method, status=status, seconds=seconds)
         facts: dict[str, Any] = {"request_id": request_id, "method": method, "route": route, "status": status}
-        level = logging.DEBUG if route in QUIET else logging.INFO
-        logger.log(level, "request finished", extra={**facts, "seconds": round(seconds, 4)})
+        facts |= {"seconds": round(seconds, 4), **scope.get(FACTS, dict[str, Any])()}
+        logger.log(logging.DEBUG if route in QUIET else logging.INFO, "request finished", extra=facts)
 
 
 class _Response:

@@ -4,6 +4,7 @@ import pytest
 
 from megakernel_runtime.interface import RuntimeSpec
 from tests.api.harness import FAST, Served, make_plan, write_tiny_model
+from tests.api.process import Process
 
 
 @pytest.fixture(scope="session")
@@ -29,19 +30,33 @@ def serve(tiny_path):
 
 @pytest.fixture(scope="session")
 def serve_real(real_model_path):
-    """serve_real(): a ready server on the cpu backend with the default model."""
-    running = []
+    """serve_real(): a ready server on a backend, cpu unless named, with the default model."""
+    running = {}
 
-    def get():
-        if not running:
+    def get(backend="cpu"):
+        if backend not in running:
             plan = make_plan(
                 real_model_path,
-                runtime=RuntimeSpec("cpu", str(real_model_path), max_slots=8, max_model_len_tokens=1024, threads=2),
+                runtime=RuntimeSpec(backend, str(real_model_path), max_slots=8, max_model_len_tokens=1024, threads=2),
                 served_names=("smollm2-135m",),
             )
-            running.append(Served(plan))
-        return running[0].wait_for("ready")
+            running[backend] = Served(plan)
+        return running[backend].wait_for("ready")
 
     yield get
-    for served in running:
+    for served in running.values():
         served.close()
+
+
+@pytest.fixture
+def start(tiny_path):
+    """start(script, *flags): a server on the fake runtime as a process."""
+    running = []
+
+    def run(script, *flags):
+        running.append(Process(tiny_path, script, *flags))
+        return running[-1]
+
+    yield run
+    for process in running:
+        process.close()

@@ -1,21 +1,29 @@
-"""The core of the contract, the same on the fake runtime and on the cpu backend with the default model."""
+"""The core of the contract, the same on the fake runtime, and with the default model on the cpu backend and on a GPU."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
+import httpx
 import pytest
 
-from tests.api.harness import VOCAB_SIZE, expect_error, finishes, ids, texts
+from tests.api.harness import VOCAB_SIZE, eventually, expect_error, finishes, ids, texts
 
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 COUNT = [{"role": "user", "content": "Count from one to twenty in words, please."}]
 ANSWER = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 
 
-@pytest.fixture(params=["fake", pytest.param("cpu", marks=pytest.mark.real_model)])
+@pytest.fixture(
+    params=[
+        "fake",
+        pytest.param("cpu", marks=pytest.mark.real_model),
+        pytest.param("auto", marks=[pytest.mark.real_model, pytest.mark.gpu], id="gpu"),
+    ]
+)
 def served(request, serve):
     """A server with a model that answers greedily the same each time."""
-    if request.param == "cpu":
-        return request.getfixturevalue("serve_real")()
+    if request.param != "fake":
+        return request.getfixturevalue("serve_real")(request.param)
     return serve({"emit": "cycle", "ids": ids(f"{ANSWER}, "), "vocab_size": VOCAB_SIZE})
 
 
@@ -198,6 +206,92 @@ def test_a_context_that_is_too_small(served):
     expect_error(answer, 400, param="prompt", code="context_length_exceeded")
     last = served.post("/v1/completions", {"prompt": [5] * (room - 2), "max_tokens": 100}).json()
     assert last["usage"]["total_tokens"] <= room
+
+
+LENGTHS = ((1, 3), (2, 40), (60, 1), (60, 24), (5, 16), (150, 9), (1, 24), (90, 2), (3, 12), (30, 30))  # words, tokens
+
+
+def test_streams_of_all_lengths_beside_clients_that_leave(served):
+    """Each gets what it would get alone."""
+
+    def body(i, salt):
+        words, tokens = LENGTHS[i]
+        text = " ".join(f"{i}.{k}" for k in range(words))
+        more = {"max_tokens": tokens, "ignore_eos": True, "return_token_ids": True, "cache_salt": salt}
+        return {"messages": [{"role": "user", "content": text}], "temperature": 0} | more
+
+    def stream(i):
+        events = served.events("/v1/chat/completions", body(i, "beside"))
+        assert finishes(events) == {0: ["length"]}
+        return [token for event in events for c in event["choices"] for token in c.get("token_ids", ())]
+
+    def leave(i):
+        with (
+            suppress(httpx.ReadTimeout),
+            served.http.stream(
+                "POST", "/v1/chat/completions", json=body(i, "left") | {"max_tokens": 900, "stream": True}, timeout=0.3
+            ) as answer,
+        ):
+            next(answer.iter_raw())
+
+    with ThreadPoolExecutor(20) as pool:
+        streams = [pool.submit(stream, i) for i in range(len(LENGTHS))]
+        leaving = [pool.submit(leave, i) for i in range(len(LENGTHS))]
+        beside = [one.result() for one in streams]
+        for one in leaving:
+            one.result()
+    for i, tokens in enumerate(beside):
+        assert len(tokens) == LENGTHS[i][1]
+        alone = served.post("/v1/chat/completions", body(i, "alone")).json()
+        assert alone["choices"][0]["token_ids"] == tokens
+    served.until_idle()
+    assert served.metric("vllm:kv_cache_usage_perc") == 0
+
+
+COUNTED = (
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:prefix_cache_queries_total",
+    "vllm:request_generation_tokens_sum",
+    "vllm:time_to_first_token_seconds_count",
+    "vllm:inter_token_latency_seconds_count",
+    "vllm:e2e_request_latency_seconds_count",
+    "vllm:request_queue_time_seconds_count",
+    "vllm:request_prefill_time_seconds_count",
+    "vllm:request_decode_time_seconds_count",
+    "megakernel_token_latency_seconds_count",
+    "megakernel_delivery_seconds_count",
+)
+
+
+def test_the_metrics_tell_what_was_done(served, name):
+    def page():
+        return {key: served.metric(key) for key in COUNTED}
+
+    def grown():
+        return {key: value - before[key] for key, value in page().items()}
+
+    served.until_idle()
+    before = page()
+    events = served.chat_events(
+        "Count.", temperature=0, max_tokens=9, ignore_eos=True, stream_options={"include_usage": True}
+    )
+    prompt_tokens = events[-1]["usage"]["prompt_tokens"]
+    wanted = dict.fromkeys(COUNTED, 1.0) | {
+        "vllm:prompt_tokens_total": prompt_tokens,
+        "vllm:prefix_cache_queries_total": prompt_tokens,
+        "vllm:generation_tokens_total": 9,
+        "vllm:request_generation_tokens_sum": 9,
+        "vllm:inter_token_latency_seconds_count": 8,
+        "megakernel_token_latency_seconds_count": 9,
+    }
+    chunks = sum(bool(c["delta"].get("content")) for event in events for c in event["choices"])
+    eventually(lambda: grown() | {"megakernel_delivery_seconds_count": 1.0} == wanted)
+    assert 1 <= grown()["megakernel_delivery_seconds_count"] <= chunks + 2
+    assert served.metric("megakernel_gpu_seconds_total", state="compute") > 0
+    assert served.metric("megakernel_gpu_seconds_total", state="wait_host") > 0
+    assert served.metric("megakernel_build_info", backend=served.engine.hello.backend) == 1
+    assert served.metric("vllm:num_requests_running", model_name=name) == 0
 
 
 class TestRealModel:

@@ -1,10 +1,6 @@
 """`megakernel serve` as a process: SIGTERM lets running requests end, then exit code 0; a second signal does not wait."""
 
-import json
-import queue
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -17,55 +13,6 @@ CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
 TEXT = "a good while " * 8
 ENDLESS = {"emit": "cycle", "ids": ids("on "), "vocab_size": VOCAB_SIZE, "step_seconds": 0.002}
-
-
-class Process:
-    """`megakernel serve` on the fake runtime; its log is read as it comes."""
-
-    def __init__(self, model_path, script, *flags):
-        command = [sys.executable, "-m", "server.cli", "serve", str(model_path), "--backend", "fake", "--port", "0"]
-        command += ["--log-format", "json", "--fake-script", json.dumps(script), *flags]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self._lines, self.log = queue.Queue(), []
-        self._reader = threading.Thread(target=lambda: [self._lines.put(line) for line in self.process.stderr])
-        self._reader.start()
-        self.url = self.event("ready")["url"]
-
-    def event(self, name):
-        """Wait for a log record."""
-        deadline = time.monotonic() + WITHIN_S
-        while True:
-            line = self._lines.get(timeout=max(0.01, deadline - time.monotonic()))
-            self.log.append(line)
-            record = json.loads(line) if line.startswith("{") else {}
-            if record.get("event") == name:
-                return record
-
-    def signal(self, number=signal.SIGTERM):
-        self.process.send_signal(number)
-
-    def exit_status(self):
-        return self.process.wait(WITHIN_S)
-
-    def close(self):
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        self._reader.join()
-        self.process.stderr.close()
-
-
-@pytest.fixture
-def start(tiny_path):
-    running = []
-
-    def run(script, *flags):
-        running.append(Process(tiny_path, script, *flags))
-        return running[-1]
-
-    yield run
-    for process in running:
-        process.close()
 
 
 @pytest.fixture

@@ -52,6 +52,55 @@ def test_every_family_is_on_the_page_from_the_start(metrics, family):
         assert parsed.samples, "no series is exposed before the first event"
 
 
+C, G, H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+PROMISED = {  # to dashboards, autoscalers and gateways: a name, type or label that changes here breaks them
+    "vllm:num_requests_running": (G, ()),
+    "vllm:num_requests_waiting": (G, ()),
+    "vllm:kv_cache_usage_perc": (G, ()),
+    "vllm:prompt_tokens_total": (C, ()),
+    "vllm:generation_tokens_total": (C, ()),
+    "vllm:request_success_total": (C, ("finished_reason",)),
+    "vllm:num_preemptions_total": (C, ()),
+    "vllm:prefix_cache_queries_total": (C, ()),
+    "vllm:prefix_cache_hits_total": (C, ()),
+    "vllm:time_to_first_token_seconds": (H, ()),
+    "vllm:inter_token_latency_seconds": (H, ()),
+    "vllm:e2e_request_latency_seconds": (H, ()),
+    "vllm:request_queue_time_seconds": (H, ()),
+    "vllm:request_prefill_time_seconds": (H, ()),
+    "vllm:request_decode_time_seconds": (H, ()),
+    "vllm:request_prompt_tokens": (H, ()),
+    "vllm:request_generation_tokens": (H, ()),
+    "vllm:iteration_tokens_total": (H, ()),
+    "megakernel_gpu_seconds_total": (C, ("state",)),
+    "megakernel_idle_ratio": (G, ()),
+    "megakernel_step_seconds": (H, ()),
+    "megakernel_token_latency_seconds": (H, ()),
+    "megakernel_host_gap_seconds": (H, ()),
+    "megakernel_delivery_seconds": (H, ()),
+    "megakernel_launches_total": (C, ("variant", "reason")),
+    "megakernel_resident": (G, ()),
+    "megakernel_steps_total": (C, ("bucket", "kind")),
+    "megakernel_wait_timeouts_total": (C, ()),
+    "megakernel_fallback_total": (C, ("reason",)),
+    "megakernel_bandwidth_bytes_per_second": (G, ()),
+    "megakernel_bandwidth_ceiling_ratio": (G, ()),
+    "megakernel_kernels_avoided_total": (C, ()),
+    "megakernel_admission_rejections_total": (C, ("reason",)),
+    "megakernel_engine_restarts_total": (C, ()),
+    "megakernel_ready": (G, ()),
+    "megakernel_build_info": (G, ("version", "backend", "device", "model")),
+    "http_requests_total": (C, ("handler", "method", "status")),
+    "http_request_duration_seconds": (H, ("handler", "method")),
+}
+
+
+def test_all_that_is_promised_is_there():
+    there = {family.name: (family.kind, family.labels) for family in FAMILIES}
+    assert {name: there.get(name) for name in PROMISED} == PROMISED
+    assert all(family.per_model == family.name.startswith("vllm:") for family in FAMILIES)
+
+
 def test_series_with_known_labels_start_at_zero(metrics):
     for state in GPU_STATES:
         assert value(metrics, "megakernel_gpu_seconds_total", state=state) == 0
