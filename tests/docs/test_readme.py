@@ -4,6 +4,7 @@ Only the port differs from the page, so that a server that runs already is not i
 """
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -20,6 +21,13 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 PAGE_URL = "http://127.0.0.1:8000"
 READY_WITHIN_S = 300.0
+
+# As from a shell: what was said to a `make` that runs these tests is not for those that they run.
+SHELL = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith(("MAKE", "MFLAGS", "ARGS", "PORT", "MODEL"))
+}
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -46,7 +54,7 @@ def url(real_model_path, tmp_path_factory):
         port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("readme") / "log"  # a file: a pipe that nobody reads would fill up
     with log.open("w") as said:
-        process = subprocess.Popen(["make", "serve", f"PORT={port}"], cwd=ROOT, stdout=said, stderr=said)
+        process = subprocess.Popen(["make", "serve", f"PORT={port}"], cwd=ROOT, env=SHELL, stdout=said, stderr=said)
     try:
         wait_ready(f"http://127.0.0.1:{port}", process, log)
         yield f"http://127.0.0.1:{port}"
@@ -110,6 +118,7 @@ def test_make_chat_answers_and_counts(url):
     done = subprocess.run(
         ["make", "chat", f"ARGS={options}"],
         cwd=ROOT,
+        env=SHELL,
         input="Hello\n/quit\n",
         capture_output=True,
         text=True,
