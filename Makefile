@@ -57,6 +57,7 @@ docs: $(DEV_STAMP) ## Regenerate the parts of docs/ that are made from the code
 
 bench: $(DEV_STAMP) ## Measure this machine: tables, and one JSON line each
 	$(BIN)/megakernel bench cpu $(ARGS)
+	$(BIN)/megakernel bench http
 
 clean: ## Remove what was built: environment, caches, coverage
 	rm -rf '$(VENV)' build dist *.egg-info .coverage .coverage.* htmlcov .pytest_cache .ruff_cache .hypothesis

@@ -100,7 +100,7 @@ def show(rows: dict[str, Measured], found: list[Aim]) -> None:
 def main() -> int:
     """Measure and print; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, default=_default_model(), help="a .gguf file or Hugging Face directory")
+    parser.add_argument("--model", type=Path, default=default_model(), help="a .gguf file or Hugging Face directory")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=64, help="decoded per measurement")
     parser.add_argument("--repeats", type=int, default=3, help="the best is reported")
@@ -119,7 +119,7 @@ def main() -> int:
     return 1 if options.strict and missed else 0
 
 
-def _default_model() -> Path:
+def default_model() -> Path:
     """Return the default model's file, where `megakernel pull` puts it."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "megakernel"
     return cache / "models" / "smollm2-135m" / "SmolLM2-135M-Instruct.Q4_1.gguf"

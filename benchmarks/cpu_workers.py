@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NoReturn
 
 PROMPT_TOKENS = 32
 FIRST_ID = 1000  # prompts are runs of ids from here on, a different one for each sequence
@@ -55,9 +55,9 @@ class _Decoder:
         self._runtime = runtime
         self._plan_id = 0
 
-    def decode_ms(self, n: int, tokens: int) -> float:
-        """Return the median time of a step that decodes `n` sequences."""
-        self._start(n, PROMPT_TOKENS, tokens + 1)
+    def decode_ms(self, n: int, tokens: int, ids: list[int] | None = None) -> float:
+        """Return the median time of a step that decodes `n` sequences. `ids`: the prompt, if not the usual one."""
+        self._start(n, PROMPT_TOKENS if ids is None else len(ids), tokens + 1, ids)
         slots = tuple(range(n))
         times: list[float] = []
         for _ in range(tokens):
@@ -75,7 +75,7 @@ class _Decoder:
         self._run(releases=(0,))
         return took
 
-    def _start(self, n: int, length: int, tokens: int) -> None:
+    def _start(self, n: int, length: int, tokens: int, given: list[int] | None = None) -> None:
         """Admit `n` sequences with pages that alternate, as they do when sequences grow side by side; prefill them."""
         from megakernel_runtime.interface import PrefillRow, SamplingParams, SlotAdmit
 
@@ -84,7 +84,7 @@ class _Decoder:
         sampling = SamplingParams(temperature=0.0, max_tokens=tokens)
         for slot in range(n):
             pages = tuple(slot + n * i for i in range(n_pages))
-            ids = tuple(prompt(slot, length))
+            ids = tuple(given or prompt(slot, length))
             self._run(admits=(SlotAdmit(slot, ids, length, sampling, pages=pages),))
             for start in range(0, length, c.max_step_tokens):
                 self._run(prefill=(PrefillRow(slot, start, min(c.max_step_tokens, length - start)),))
@@ -96,6 +96,19 @@ class _Decoder:
         self._runtime.submit(StepPlan(self._plan_id, **plan))
         while not any(result.last for result in self._runtime.poll(1.0)):
             pass
+
+
+def on_request(model: str, threads: int) -> NoReturn:
+    """Measure the cpu backend each time that a line {"prompt": ids, "tokens": n} comes in; end with the input."""
+    from megakernel_runtime.factory import load_runtime
+    from megakernel_runtime.interface import RuntimeSpec
+
+    bench = _Decoder(load_runtime(RuntimeSpec("cpu", model, threads=threads), _ignore_progress))
+    print("{}", flush=True)  # loaded
+    for line in sys.stdin:
+        asked = json.loads(line)
+        print(json.dumps({"step_ms": bench.decode_ms(1, asked["tokens"], asked["prompt"])}), flush=True)
+    sys.exit()  # nobody listens any more
 
 
 def hugging_face(model: str, threads: int, tokens: int, repeats: int) -> dict[str, float]:
@@ -155,6 +168,7 @@ def _resident_mib() -> float:
 if __name__ == "__main__":
     workers: dict[str, Callable[..., dict[str, float]]] = {
         "megakernel": megakernel,
+        "on_request": on_request,
         "hugging_face": hugging_face,
         "llama_cpp": llama_cpp,
     }

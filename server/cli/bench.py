@@ -23,8 +23,14 @@ _PASSED_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options"
 
 @bench.command("cpu", context_settings=_PASSED_ON)
 def cpu(context: typer.Context) -> None:
-    """The cpu backend against Hugging Face generate: decode, batching, HTTP overhead. Options: bench cpu --help."""
+    """The cpu backend against Hugging Face generate: decode, batching, memory. Options: bench cpu --help."""
     _run("cpu.py", context.args)
+
+
+@bench.command("http", context_settings=_PASSED_ON)
+def http(context: typer.Context) -> None:
+    """What HTTP and scheduling add to a token, and what several streams gain. Options: bench http --help."""
+    _run("http_overhead.py", context.args)
 
 
 @bench.command("startup", context_settings=_PASSED_ON)

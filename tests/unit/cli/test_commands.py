@@ -132,10 +132,11 @@ def test_check_tells_that_models_are_missing(megakernel):
     assert topics["Models"]["state"] == "note"
 
 
-def test_benchmarks_take_their_own_options(megakernel):
-    done = megakernel("bench", "startup", "--help")
-    assert done.returncode == 0
-    assert "--limit-s" in done.stdout
+@pytest.mark.parametrize(("name", "option"), [("startup", "--limit-s"), ("cpu", "--formats"), ("http", "--streams")])
+def test_benchmarks_take_their_own_options(megakernel, name, option):
+    done = megakernel("bench", name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert option in done.stdout
 
 
 def test_an_error_is_one_line_for_people(megakernel):
