@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, mma_v2, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, mma_v2
 
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 constexpr_function = gluon.constexpr_function
-tma_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 
 if hasattr(gl.shared_memory_descriptor, "reinterpret"):
 
@@ -27,4 +26,4 @@ else:
         return memory._reinterpret(dtype, shape, layout)
 
 
-__all__ = ["barrier", "constexpr_function", "gl", "gluon", "mbarrier", "mma_v2", "reinterpret", "tma", "tma_load"]
+__all__ = ["barrier", "constexpr_function", "fence_async_shared", "gl", "gluon", "mbarrier", "mma_v2", "reinterpret"]

@@ -5,7 +5,7 @@ Must not know: plans, instructions.
 
 from __future__ import annotations
 
-from megakernel_runtime.kernels.compat import gl, gluon, mbarrier, reinterpret
+from megakernel_runtime.kernels.compat import fence_async_shared, gl, gluon, mbarrier, reinterpret
 from megakernel_runtime.kernels.memory import Memory, Shared
 from megakernel_runtime.kernels.ring import await_phase_or_leave, fetch_tile, locate, stream_policy
 from megakernel_runtime.kernels.step import consumer
@@ -31,7 +31,7 @@ def producer(mem, smem, tape, C: gl.constexpr):
     policy = stream_policy()
     g = 0
     i = 0
-    left = gl.to_tensor(0)
+    left = (n == 0).to(gl.int32)  # a CTA may have no tiles at all
     while left == 0:
         slot = g % S
         left = await_phase_or_leave(smem.empty_at + slot * 8, ((g // S) & 1) ^ 1, leave)
@@ -141,4 +141,5 @@ def megakernel(
     for i in gl.static_range(S):
         mbarrier.init(smem.full.index(i), count=1)
         mbarrier.init(smem.empty.index(i), count=8)
+    fence_async_shared()  # marks and barriers were written as by threads, tiles come by the asynchronous copy engine
     gl.warp_specialize([(consumer, (mem, smem, done, park_ns, C)), (producer, (mem, smem, tape, C))], [1], [24])

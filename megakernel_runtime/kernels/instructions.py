@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megakernel_runtime.kernels import words as w
 from megakernel_runtime.kernels.clocks import accounts_of, now_ns
-from megakernel_runtime.kernels.compat import gl, gluon
+from megakernel_runtime.kernels.compat import barrier, gl, gluon
 from megakernel_runtime.kernels.matrix import (
     MMA,
     OUT,
@@ -63,6 +63,8 @@ def matrix(ring, turn, mem, smem, acts, delta, work, n_rows, tag, seen, C: gl.co
     residual = (op == OUT_OP) | (op == DOWN)
     waits = accounts_of(mem, cta(C)) + DEPENDENCY
     best, where = begin_best(C)
+    if residual & (count > 0):
+        barrier()  # the residual stream was written by threads of another warp, maybe by the instruction before
     keep = added(mem, first, first + count, op, W, tag, residual, C)
     squares = gl.zeros([8, T], gl.float32, layout=gl.SliceLayout(1, B))
     # what the registers hold is loaded once for all row tiles; no branch around it, for values that meet after a branch

@@ -15,6 +15,7 @@ from megakernel_runtime.kernels.memory import Memory
 from megakernel_runtime.kernels.shape import KernelShape
 from megakernel_runtime.models.config import ModelConfig
 from megakernel_runtime.program.placement import Placement
+from megakernel_runtime.program.validate import Image, validate
 from megakernel_runtime.resident.layout import code_of
 from megakernel_runtime.resident.tape import pack_tape
 from megakernel_runtime.resident.vectors import biases, qk_norms, rope_tables
@@ -48,6 +49,9 @@ class DeviceMemory:
         self.tape_bytes = tape.tiles.numel() * 2
         self._tape = tape.tiles
         meta, code = code_of(shape, placement, tape.starts, tape.counts)
+        n_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
+        n_tiles = len(tape.tiles) // 8
+        validate(Image(config, shape, placement, meta, code, tape.starts, tape.counts, n_tiles, n_sms))
         pinned = _pinned_parts(shape)
         self.plans, self.packets, self.head, self.steps, self.tokens = (part.numpy() for part in pinned.values())
         parts = pinned | self._constants(config, weights) | self._working(len(placement.tasks[0]))

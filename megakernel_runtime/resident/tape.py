@@ -3,8 +3,9 @@
 A tile is 16 rows x 512 columns as 8 sub-blocks (8, 16, 64); rows and columns are padded with zeros. Within a sub-block
 the columns are permuted: an MMA wants columns (2i, 2i + 1, 2i + 8, 2i + 9) of 16 in thread i, and so that the thread
 can load the activations of four MMAs as two runs of 8 neighbours, 8i .. 8i + 7 and 32 further, the weights' columns
-change places instead. A row of a sub-block is 128 bytes in 8 pieces; piece p of row r stands at p xor r mod 8, as a tile lies in
-shared memory, so that a tile is copied as it is and read without bank conflicts. Must not know: device code.
+change places instead. A row of a sub-block is 128 bytes in 8 pieces; piece p of row r stands at p xor r mod 8, as a
+tile lies in shared memory, so that a tile is copied as it is and read without bank conflicts. Must not know: device
+code.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from server.plan import ServePlan
 from server.scheduling.settings import SchedulerSettings
 from server.text.vocabulary import CODE_POINT_OF_BYTE
 
-WITHIN_S = 30.0
+WITHIN_S = 120.0
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 END = 2  # <|im_end|>
 FIRST_BYTE = 3

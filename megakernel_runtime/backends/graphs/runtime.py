@@ -195,6 +195,7 @@ class GraphsRuntime:
                 skipped.add(slot.index)
                 continue
             finish = _FINISH[outcome]
+            slot.tokens[segment.end] = token
             slot.finish = finish or slot.finish  # the host may have foreseen the end of a later step
             if slot.sampling.top_logprobs is None:
                 tokens.append(SampledToken(slot.index, token, finish=finish))

@@ -65,6 +65,7 @@ class ResidentRunner:
         self._state = state
         self._clock = DeviceClock()
         self._flights: deque[_Flight] = deque()
+        self._cut = False  # the kernel was told to leave
         self.steps: Counter[tuple[int, str]] = Counter()
         self.context_tokens = 0  # that steps have read, over all rows
         self.n_steps = 0
@@ -78,6 +79,7 @@ class ResidentRunner:
 
     def submit(self, plan: StepPlan) -> None:
         """Apply a plan to the slots and give its steps to the kernel. RuntimeFault if it breaks the contract."""
+        self._cut = False
         flying = {slot.index for flight in self._flights for slot in flight.by_row.values()}
         for slot in plan.releases:
             self._slots.release(slot)
@@ -119,7 +121,8 @@ class ResidentRunner:
 
     def cut(self) -> None:
         """Make the kernel leave after the step that it is in, whatever is left of the lease."""
-        if self._session.resident:
+        if self._session.resident and not self._cut:
+            self._cut = True
             self._session.write(w.QUIT)
 
     # ---------------------------------------------------------------- results

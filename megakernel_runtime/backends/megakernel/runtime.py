@@ -12,13 +12,21 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from megakernel_runtime.backends.graphs.runtime import GraphsRuntime
 from megakernel_runtime.backends.megakernel.accounts import Accounts
 from megakernel_runtime.backends.megakernel.resident import ResidentRunner
 from megakernel_runtime.backends.plan_runner import check_plan
-from megakernel_runtime.interface import Capacity, DeviceInfo, RuntimeFault, StepPlan, StepResult, Telemetry
+from megakernel_runtime.interface import (
+    Capacity,
+    DeviceInfo,
+    RuntimeFault,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    Telemetry,
+)
 from megakernel_runtime.resident.session import KernelFault, Session
 
 logger = logging.getLogger(__name__)
@@ -26,6 +34,23 @@ logger = logging.getLogger(__name__)
 GRAPHS_LEASE_STEPS = 4  # so that the kernel need not wait long for its turn
 FAULTS = 2  # of the kernel, then graphs takes over
 _POLL_S = 0.001
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A plan that was given to neither executor: how many of its steps are done, and whose it is."""
+
+    plan: StepPlan
+    done: int
+    resident: bool
+
+
+def is_plain(sampling: SamplingParams) -> bool:
+    """Whether the kernel's sampler can choose a slot's tokens: greedily, without penalties, masks or logprobs."""
+    p = sampling
+    penalised = p.repetition_penalty != 1.0 or p.presence_penalty or p.frequency_penalty
+    masked = p.logit_bias or p.allowed_token_ids or (p.min_tokens and p.stop_token_ids)
+    return p.greedy and p.top_logprobs is None and not penalised and not masked
 
 
 class MegakernelRuntime:
@@ -59,7 +84,8 @@ class MegakernelRuntime:
         self._chunks = chunks
         self._bytes = (step_bytes, token_bytes)
         self._kernels_per_step = kernels_per_step
-        self._queue: deque[tuple[StepPlan, int]] = deque()  # given to neither yet; and how many steps are done
+        self._queue: deque[_Waiting] = deque()  # given to neither yet
+        self._plain: dict[int, bool] = {}  # by slot: whether the kernel's sampler can choose its tokens
         self._on_graphs: deque[tuple[int, int]] = deque()  # unfinished plans' ids, steps done before
         self._results: list[StepResult] = []  # not returned yet
         self._graphs_plan_id = 0
@@ -78,7 +104,8 @@ class MegakernelRuntime:
         check_plan(plan, self.capacity, self._last_plan_id, self._n_unfinished)
         self._last_plan_id = plan.plan_id
         self._n_unfinished += 1
-        self._queue.append((plan, 0))
+        self._plain |= {admit.slot: is_plain(admit.sampling) for admit in plan.admits}
+        self._queue.append(_Waiting(plan, 0, self._faults < FAULTS and self._is_resident(plan)))
         self._dispatch()
 
     def poll(self, timeout_s: float) -> Sequence[StepResult]:
@@ -135,24 +162,25 @@ class MegakernelRuntime:
     def _is_resident(self, plan: StepPlan) -> bool:
         n_rows = sum(row.count for row in plan.prefill) + len(plan.decode)
         single = self._chunks or all(row.count == 1 for row in plan.prefill)
-        return self._faults < FAULTS and n_rows <= self._max_rows and single
+        slots = (*plan.decode, *(row.slot for row in plan.prefill))
+        return n_rows <= self._max_rows and single and all(self._plain.get(slot, True) for slot in slots)
 
     def _dispatch(self) -> None:
         """Give plans to who runs them, as far as their turn has come."""
         try:
-            while self._queue and self._is_turn(self._queue[0][0]):
-                plan, done = self._queue.popleft()
-                if self._is_resident(plan):
-                    self._runner.submit(plan)
+            while self._queue and self._is_turn(self._queue[0]):
+                waiting = self._queue.popleft()
+                if waiting.resident:
+                    self._runner.submit(waiting.plan)
                 else:
-                    self._give_to_graphs(plan, done)
+                    self._give_to_graphs(waiting.plan, waiting.done)
         except KernelFault as fault:
             self._recover(fault)
             self._dispatch()
 
-    def _is_turn(self, plan: StepPlan) -> bool:
+    def _is_turn(self, waiting: _Waiting) -> bool:
         """Whether a plan can be given away now; else hurry those that it waits for."""
-        if self._is_resident(plan):
+        if waiting.resident:
             return not self._on_graphs
         if self._runner.busy:
             self._runner.cut()
@@ -192,4 +220,6 @@ class MegakernelRuntime:
         else:
             logger.error("%s; the graphs backend takes over", fault)
             self._fallbacks["wait_timeout"] += 1
-            self._queue.extendleft(reversed(self._runner.give_up()))
+            for waiting in self._queue:
+                waiting.resident = False
+            self._queue.extendleft(_Waiting(plan, done, False) for plan, done in reversed(self._runner.give_up()))

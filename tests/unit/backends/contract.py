@@ -187,33 +187,35 @@ class Contract:
         assert [(r.step_index, r.last) for r in results] == [(0, True)]
 
     def test_a_later_plan_ends_the_lease(self, driver):
-        alone = [driver.start(0).token, *driver.decode(0, 10)]
+        lease = min(driver.runtime.capacity.max_lease_steps, 32)  # a GPU is done with a short one before we look
+        alone = [driver.start(0).token, *driver.decode(0, 34)]
         driver.run(releases=(0,))
         first = driver.start(0).token
-        old = driver.submit(decode=(0,), lease_steps=4)
+        old = driver.submit(decode=(0,), lease_steps=lease)
         results = driver.poll()
         new = driver.submit(decode=(0,))
         results += driver.finish(new)
         of_old = [r for r in results if r.plan_id == old]
         assert [r.step_index for r in of_old] == list(range(len(of_old)))
         assert [r.last for r in of_old] == [False] * (len(of_old) - 1) + [True]
-        assert sum(r.n_rows for r in of_old) < 4
+        assert sum(r.n_rows for r in of_old) < lease
         assert [r.plan_id for r in results] == sorted(r.plan_id for r in results)
         tokens = [first, *tokens_of(results, 0)]
         assert tokens == alone[: len(tokens)]
 
     def test_plans_queued_together_each_run_a_step(self, driver):
-        alone = [driver.start(0).token, *driver.decode(0, 2)]
+        alone = [driver.start(0).token, *driver.decode(0, 5)]
         driver.run(releases=(0,))
         first = driver.start(0).token
-        driver.submit(decode=(0,), lease_steps=4)
-        driver.submit(decode=(0,))
+        old = driver.submit(decode=(0,), lease_steps=4)
+        new = driver.submit(decode=(0,))
         results = driver.finish()
-        assert [(r.plan_id, r.last, r.n_rows) for r in results] == [
-            (driver.plan_id - 1, True, 1),
-            (driver.plan_id, True, 1),
-        ]
-        assert [first, *tokens_of(results, 0)] == alone
+        *of_old, last = results
+        assert [r.plan_id for r in of_old] == [old] * len(of_old)  # one step, or more if the device was quick
+        assert [r.last for r in of_old] == [False] * (len(of_old) - 1) + [True]
+        assert (last.plan_id, last.last, last.n_rows) == (new, True, 1)
+        assert 2 <= len(tokens_of(results, 0)) <= 5
+        assert [first, *tokens_of(results, 0)] == alone[: 1 + len(tokens_of(results, 0))]
 
     def test_max_tokens_finishes_once(self, driver):
         token = driver.start(0, sampling=greedy(3))
