@@ -27,6 +27,12 @@ def cpu(context: typer.Context) -> None:
     _run("cpu.py", context.args)
 
 
+@bench.command("decode", context_settings=_PASSED_ON)
+def decode(context: typer.Context) -> None:
+    """Decode steps on a GPU: megakernel, graphs, eager in turns, and the read ceiling. Options: bench decode --help."""
+    _run("decode.py", context.args)
+
+
 @bench.command("http", context_settings=_PASSED_ON)
 def http(context: typer.Context) -> None:
     """What HTTP and scheduling add to a token, and what several streams gain. Options: bench http --help."""

@@ -132,7 +132,10 @@ def test_check_tells_that_models_are_missing(megakernel):
     assert topics["Models"]["state"] == "note"
 
 
-@pytest.mark.parametrize(("name", "option"), [("startup", "--limit-s"), ("cpu", "--formats"), ("http", "--streams")])
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("startup", "--limit-s"), ("cpu", "--formats"), ("http", "--streams"), ("decode", "--gpu-hour-cost")],
+)
 def test_benchmarks_take_their_own_options(megakernel, name, option):
     done = megakernel("bench", name, "--help")
     assert done.returncode == 0, done.stderr
