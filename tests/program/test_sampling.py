@@ -142,6 +142,19 @@ def test_draw_is_the_inverse_distribution_function_over_rising_ids():
     assert draw(weights[:1], [1 - 2.0**-32]) == [4]
 
 
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_logits_that_are_none_give_a_token_and_spare_the_neighbours(odd):
+    logits = torch.tensor([[odd, 1.0, 2.0, 0.0], [0.0, 9.0, 1.0, 2.0]])
+    for params in (
+        SamplingParams(temperature=0.7, seed=3),
+        SamplingParams(temperature=0.7, top_p=0.5),
+        SamplingParams(temperature=0),
+    ):
+        first, second = Sampler().sample(logits.clone(), [slot(params), slot(SamplingParams(temperature=0))])
+        assert 0 <= first.token < 4
+        assert second.token == 1
+
+
 @pytest.mark.parametrize("temperature", [1e-6, 1e-38, 1e-320])
 def test_tiny_temperatures_are_greedy_not_undefined(temperature):
     assert one(SamplingParams(temperature=temperature, seed=5)).token == 1

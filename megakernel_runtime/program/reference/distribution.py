@@ -19,10 +19,10 @@ _GUESS = 128  # tokens that mostly hold the nucleus
 
 def tempered(logits: Tensor, temperature: Tensor) -> Tensor:
     """Return exp((logits - their maximum) / temperature), (R, V) f32. `temperature` is (R, 1), > 0; one that f32 cannot
-    tell from 0 leaves the most probable tokens only.
+    tell from 0 leaves the most probable tokens only. Logits that are no numbers leave their row without any weight.
     """
     weights = logits - logits.amax(-1, keepdim=True)
-    return weights.div_(temperature.clamp(min=torch.finfo(torch.float32).tiny)).exp_()
+    return weights.div_(temperature.clamp(min=torch.finfo(torch.float32).tiny)).exp_().nan_to_num_(nan=0.0)
 
 
 def keep_top_k(weights: Tensor, k: int) -> Tensor:
@@ -53,10 +53,14 @@ def keep_min_p(weights: Tensor, min_p: float) -> Tensor:
 
 
 def draw(weights: Tensor, numbers: Sequence[float]) -> list[int]:
-    """Return for each row of (R, V) the smallest id whose cumulated weight exceeds its number, in [0, 1), times all."""
+    """Return for each row of (R, V) the smallest id whose cumulated weight exceeds its number, in [0, 1), times all.
+
+    Of a row without any weight, the last id: a prompt that a model cannot bear must not end the steps of all others.
+    """
     cumulated = weights.cumsum(-1, dtype=torch.float64)
     targets = torch.tensor(numbers, dtype=torch.float64, device=weights.device).unsqueeze(-1) * cumulated[:, -1:]
-    return integers(torch.searchsorted(cumulated, targets, right=True).squeeze(-1))
+    chosen = torch.searchsorted(cumulated, targets, right=True).squeeze(-1)
+    return integers(chosen.clamp_(max=weights.shape[-1] - 1))
 
 
 def _heaviest(weights: Tensor, k: int) -> Tensor:
