@@ -2,7 +2,7 @@
 # A target's stamp file lets the second call skip pip; it is redone when pyproject.toml changes.
 
 .DEFAULT_GOAL := help
-.PHONY: help serve chat install dev test test-fast lint format docs bench clean
+.PHONY: help serve chat install dev test test-fast test-gpu lint format docs bench clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -41,6 +41,9 @@ test: $(DEV_STAMP) ## Run all tests that this machine can run, with coverage
 
 test-fast: $(DEV_STAMP) ## Run the quick tests only, without coverage
 	$(BIN)/pytest -q -m "not slow and not real_model and not gpu" $(ARGS)
+
+test-gpu: $(DEV_STAMP) ## Run the tests that need an NVIDIA GPU, and write a page about the run
+	$(BIN)/pytest -q -m gpu tests/kernel --gpu-report benchmarks/results/$(shell date +%F)-gpu-tests.json $(ARGS)
 
 lint: $(DEV_STAMP) ## Check style, formatting, types and import rules
 	$(BIN)/ruff check .
