@@ -25,29 +25,6 @@ def clock(after):
 
 
 @gluon.jit
-def ticks(after):
-    """The low half of this SM's cycle counter, for short times; `after`: any value that must exist first."""
-    return gl.inline_asm_elementwise(
-        "mov.u32 $0, %clock; // $1", "=r,r", [after], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def account_since(account_at, begun, C: gl.constexpr):
-    """Add the clock cycles since `begun`, from `ticks`, to a CTA's account, as its first thread counts them."""
-    if C.telemetry:
-        gl.inline_asm_elementwise(
-            """{ .reg .pred p; .reg .b32 t; .reg .b64 n; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0; mov.u32 t, %clock;
-sub.u32 t, t, $2; cvt.u64.u32 n, t; @p red.relaxed.gpu.global.add.u64 [$1], n; mov.b32 $0, 0; }""",
-            "=r,l,r",
-            [account_at.to(gl.int64), begun],
-            dtype=gl.int32,
-            is_pure=False,
-            pack=1,
-        )
-
-
-@gluon.jit
 def accounts_of(mem, c):
     """Where a CTA's accounts are; see words.py."""
     return mem.accounts + c * ACCOUNTS

@@ -39,7 +39,7 @@ ROOM = gl.constexpr(int(Field.ROOM))
 LAST_MARK = gl.constexpr(1 << 30)  # attention marks its partial results with step * layers + layer, in 32 bits
 RESULTS = gl.constexpr(w.RESULTS)
 STEP_WORDS = gl.constexpr(w.STEP_WORDS)
-CMD_WORDS = gl.constexpr(1024)  # of one step's command: a plan record's head and rows
+CMD_WORDS = gl.constexpr(w.CMD_WORDS)
 
 
 @gluon.jit
@@ -229,7 +229,7 @@ def decide_late(mem, next_cmd, s, plans, park_ns, C: gl.constexpr):
 def leave(mem):
     """Make QUIT the command of this and of the next step: whoever runs on without waiting, after an abort, meets it."""
     gl.store(mem.cmd + KIND, QUIT)
-    gl.store(mem.cmd + 1024 + KIND, QUIT)
+    gl.store(mem.cmd + CMD_WORDS + KIND, QUIT)
 
 
 @gluon.jit

@@ -17,6 +17,11 @@ TILE_BYTES = ROW_TILE * TILE_COLUMNS * 2
 RESIDENT_COLUMNS = 4 * TILE_COLUMNS  # columns of one activation that the registers keep
 
 
+def warp_tokens(head_dim: int) -> int:
+    """Return how many tokens of a context tile a warp takes: as many as its registers hold."""
+    return 32 if head_dim == 64 else 16
+
+
 @dataclass(frozen=True)
 class KernelShape:
     """Everything about a model, a bucket and a grid that is fixed when the kernel is compiled."""
@@ -58,8 +63,8 @@ class KernelShape:
 
     @property
     def warp_tokens(self) -> int:
-        """Tokens of a warp's part of a context tile: as many as the registers hold."""
-        return 32 if self.head_dim == 64 else 16
+        """Tokens of a warp's part of a context tile."""
+        return warp_tokens(self.head_dim)
 
     @property
     def has_short(self) -> bool:
@@ -133,12 +138,8 @@ class KernelShape:
         """Words of the state arena."""
         return self.bias_at + self.slots * self.vocab
 
-    # Activations of one step lie in one buffer: per kind, layer after layer, each (rows, width) bf16.
-    @property
-    def at_x(self) -> int:
-        """Offset of the residual stream's bf16 copies: layer l's input at l, the final norm's input at `layers`."""
-        return 0
-
+    # Activations of one step lie in one buffer: per kind, layer after layer, each (rows, width) bf16. First come the
+    # residual stream's bf16 copies: layer l's input at l, the final norm's input at `layers`.
     @property
     def at_qkv(self) -> int:
         """Offset of raw queries, keys and values."""
@@ -168,8 +169,3 @@ class KernelShape:
     def partial_words(self) -> int:
         """Words of 64 bits of one layer's partial attention results; all layers and steps use the same."""
         return self.max_units * 8 * (self.head_dim + 2)
-
-
-def tile_chunks(columns: int) -> int:
-    """Return how many tiles one row tile of a matrix with so many columns takes."""
-    return -(-columns // TILE_COLUMNS)

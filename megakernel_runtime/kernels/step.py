@@ -25,6 +25,7 @@ LM_HEAD = gl.constexpr(int(Op.LM_HEAD))
 SAMPLE = gl.constexpr(int(Op.SAMPLE))
 # of an instruction: op, layer, first row tile, row tiles, source, destination, columns, width, whether normed
 WORDS = gl.constexpr(12)
+CMD_WORDS = gl.constexpr(w.CMD_WORDS)
 LINE = gl.constexpr(32)  # words of a cache line: one counter each
 KIND = gl.constexpr(w.KIND)
 QUIT = gl.constexpr(w.QUIT)
@@ -189,8 +190,8 @@ def consumer(mem, smem, plans, park_ns, C: gl.constexpr):
     if c == 0:
         store_clock(mem.head + BEGAN, s)
     while running == 1:
-        cmd = mem.cmd + (s & 1) * 1024
-        next_cmd = mem.cmd + (1 - (s & 1)) * 1024
+        cmd = mem.cmd + (s & 1) * CMD_WORDS
+        next_cmd = mem.cmd + (1 - (s & 1)) * CMD_WORDS
         begun = clock(s)
         begun_ns = now_ns(s)
         taken = await_step(mem, cmd, s, taken, park_ns, C)

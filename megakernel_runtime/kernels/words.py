@@ -9,6 +9,7 @@ from __future__ import annotations
 # A plan record: what to write, then what to run
 PLANS = 32  # records in the ring
 RECORD = 1024  # words of one
+CMD_WORDS = 1024  # of the command that CTA 0 makes of a record's head and rows for all; one for even, one for odd steps
 RUN, QUIT, APPLY = 1, 2, 3  # kinds: run steps; leave the GPU; only write
 KIND, PLAN, N_DECODE, N_PREFILL, LEASE, N_WRITES, WRITES_FROM, N_CLEARS = range(8)
 ROWS_AT = 8  # rows: (slot, position, first row of the segment, token | SAMPLES); decode rows say only their slot

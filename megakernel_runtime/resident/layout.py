@@ -5,14 +5,13 @@ Must not know: tensors, devices.
 
 from __future__ import annotations
 
-from megakernel_runtime.kernels.shape import KernelShape
+from megakernel_runtime.kernels.shape import TILE_BYTES, KernelShape, warp_tokens
 from megakernel_runtime.models.config import ModelConfig
 from megakernel_runtime.program.isa import Op
 from megakernel_runtime.program.placement import Placement, Task, padded
 
 INSTRUCTION_WORDS = 12
 SHARED_BYTES = 232_448  # of a CTA on Hopper
-TILE_BYTES = 16 * 512 * 2
 HEAD_DIMS = (64, 128)
 MAX_GROUP = 8
 
@@ -32,7 +31,7 @@ def why_not(config: ModelConfig) -> str | None:
 def ring_stages(rows: int, head_dim: int) -> int:
     """Return how many ring slots fit beside the other shared memory of a variant."""
     scratch = 2 * 8 * 16 * rows * 4 + 2 * 8 * rows * 4
-    tokens = 32 if head_dim == 64 else 16
+    tokens = warp_tokens(head_dim)
     attention = 8 * tokens * head_dim * 2 + 2 * 8 * 8 * 4 + 4 * 16 * head_dim * 2
     spare = 8 * 1024  # barriers, the compiler's own
     return (SHARED_BYTES - scratch - attention - spare) // TILE_BYTES

@@ -82,7 +82,7 @@ class DeviceMemory:
             "partials": zeros(shape.partial_words, dtype=torch.int64),
             "resid": zeros(shape.rows, shape.hidden, dtype=torch.float32),
             "relay": zeros(LINE),
-            "cmd": zeros(2, 1024),
+            "cmd": zeros(2, w.CMD_WORDS),
             "local": zeros(shape.grid, shape.rows, 8),
             "leave": zeros(shape.grid * LINE),
             "accounts": zeros(shape.grid, w.ACCOUNTS, dtype=torch.int64),
