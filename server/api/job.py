@@ -55,9 +55,9 @@ class Job:
         return sum(len(submit.prompt) for submit in self.submits)
 
 
-def chat_prompt(request: TemplateFields, loaded: Loaded) -> tuple[int, ...]:
+def chat_prompt(request: TemplateFields, loaded: Loaded, *, allowance_bytes: int = 0) -> tuple[int, ...]:
     """Return the tokens of the conversation as the model's template writes it. Raises InvalidRequest where the template
-    refuses.
+    refuses, or the text is far too long: longer than any that fits, and than `allowance_bytes`.
     """
     pieces = loaded.text.template.render(
         request.conversation(),
@@ -65,26 +65,27 @@ def chat_prompt(request: TemplateFields, loaded: Loaded) -> tuple[int, ...]:
         continue_final_message=request.continue_final_message,
         kwargs=request.chat_template_kwargs,
     )
-    _check_length("messages", pieces.text, loaded)
+    _check_length("messages", pieces.text, loaded, allowance_bytes)
     return tuple(loaded.text.tokenizer.encode_pieces(pieces, add_special=request.add_special_tokens))
 
 
-def text_prompt(text: str, loaded: Loaded, *, add_special: bool) -> tuple[int, ...]:
-    """Return the tokens of a text that is a prompt as it stands. Raises InvalidRequest where it is far too long."""
-    _check_length("prompt", text, loaded)
+def text_prompt(text: str, loaded: Loaded, *, add_special: bool, allowance_bytes: int = 0) -> tuple[int, ...]:
+    """Return the tokens of a text that is a prompt as it stands. Raises InvalidRequest as `chat_prompt` does."""
+    _check_length("prompt", text, loaded, allowance_bytes)
     return tuple(loaded.text.tokenizer.encode(text, add_special=add_special, parse_special=True))
 
 
-def _check_length(what: str, text: str, loaded: Loaded) -> None:
+def _check_length(what: str, text: str, loaded: Loaded, allowance_bytes: int) -> None:
     """Raise InvalidRequest for a text that cannot fit into the context however it is cut into tokens: finding out how
     many they are takes seconds and a hundred times the text's memory.
     """
     context, n_bytes = loaded.context_tokens, len(text.encode())
-    most = loaded.text.tokenizer.most_bytes(context)
+    most = max(loaded.text.tokenizer.most_bytes(context), allowance_bytes)
     if n_bytes > most:
         raise InvalidRequest(
             f"This model's maximum context length is {context} tokens. However, your {what} resulted in {n_bytes} "
-            f"bytes of text, and no {context} tokens hold more than {most}. Please reduce the length of the {what}.",
+            f"bytes of text, which are more tokens; at most {most} bytes are looked at. "
+            f"Please reduce the length of the {what}.",
             param=what,
             code="context_length_exceeded",
         )

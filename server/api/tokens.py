@@ -15,6 +15,8 @@ from server.protocol.parse import parse_detokenize, parse_tokenize
 from server.protocol.responses import Detokenized, Tokenized
 from server.protocol.tokenize import TokenizeTextRequest
 
+COUNTED_BYTES = 2**20  # of a text that is too long for the context: who asks for its length may want to cut it
+
 Answer = Callable[[Service, Loaded, bytes], Tokenized | Detokenized]
 
 
@@ -45,9 +47,9 @@ def _tokenize(service: Service, loaded: Loaded, raw: bytes) -> Tokenized:
     service.check_model(request.model)
     tokenizer = loaded.text.tokenizer
     if isinstance(request, TokenizeTextRequest):
-        ids = text_prompt(request.prompt, loaded, add_special=request.add_special_tokens)
+        ids = text_prompt(request.prompt, loaded, add_special=request.add_special_tokens, allowance_bytes=COUNTED_BYTES)
     else:
-        ids = chat_prompt(request, loaded)
+        ids = chat_prompt(request, loaded, allowance_bytes=COUNTED_BYTES)
     return Tokenized(
         count=len(ids),
         max_model_len=loaded.context_tokens,

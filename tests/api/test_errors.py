@@ -275,13 +275,14 @@ def test_a_hopeless_text_is_not_cut_into_tokens(serve, monkeypatch):
     for path, body, param in (
         ("/v1/completions", {"prompt": "x" * (most + 1)}, "prompt"),
         ("/v1/completions", {"prompt": ["x" * (most + 1)]}, "prompt"),
-        ("/tokenize", {"prompt": "é" * (most // 2 + 1)}, "prompt"),
+        ("/tokenize", {"prompt": "é" * (2**19 + 1)}, "prompt"),
         (CHAT, {"messages": [longer]}, "messages"),
-        ("/tokenize", {"messages": [longer]}, "messages"),
+        ("/tokenize", {"messages": [{"content": "x" * 2**20, "role": "user"}]}, "messages"),
     ):
         message = expect_error(served.post(path, body), 400, param=param, code="context_length_exceeded")
         assert message.startswith("This model's maximum context length is 500 tokens. However, your ")
-        assert f"bytes of text, and no 500 tokens hold more than {most}." in message
+        looked_at = 2**20 if path == "/tokenize" else most
+        assert f"bytes of text, which are more tokens; at most {looked_at} bytes are looked at." in message
 
 
 def test_the_choices_of_all_prompts_are_bounded(serve):
