@@ -83,9 +83,9 @@ class KernelShape:
 
     @property
     def span(self) -> int:
-        """Positions of an attention span: one context tile, and more where a context of `max_len` had over 64 spans."""
+        """Positions of an attention span: one context tile, and more where a context of `max_len` had over 256 spans."""
         tile = 8 * self.warp_tokens
-        return max(tile, -(-self.max_len // 64 // tile) * tile)
+        return max(tile, -(-self.max_len // 256 // tile) * tile)
 
     @property
     def max_units(self) -> int:
