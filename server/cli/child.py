@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import IO, Any
 
 import msgspec
@@ -58,9 +59,28 @@ def child_server(
         start_new_session=True,  # Ctrl-C is meant for the terminal's program, not for the server
     )
     try:
-        yield ChildServer(_wait_ready(process, on_phase), key)
+        with _ended_politely():
+            yield ChildServer(_wait_ready(process, on_phase), key)
     finally:
         _end(process)
+
+
+@contextmanager
+def _ended_politely() -> Generator[None]:
+    """Have SIGTERM and a closed terminal leave `with` blocks as an exit does: the child would live on by itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _wait_ready(process: subprocess.Popen[str], on_phase: Callable[[str], None]) -> str:

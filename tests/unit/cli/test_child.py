@@ -1,6 +1,8 @@
 """A child server: waited for, told about, and ended, whatever it does."""
 
 import os
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -35,8 +37,6 @@ def alive(pid):
 @pytest.fixture
 def started(monkeypatch):
     """The processes that child_server started."""
-    import subprocess
-
     processes = []
 
     class Recorded(subprocess.Popen):
@@ -96,3 +96,30 @@ def test_a_child_that_is_never_ready_is_given_up(started, monkeypatch):
     with pytest.raises(ChildError, match="not ready within"), serve("import signal; signal.pause()"):
         pytest.fail("yielded without a ready server")
     assert started[0].returncode is not None
+
+
+PARENT = """
+import sys
+from server.cli.child import child_server
+with child_server((), lambda phase: None, program=(sys.executable, "-c", sys.argv[1])) as server:
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+TELLING = WELL.replace("url=", "pid=print(os.getpid(), file=open(os.environ['TOLD'], 'w'), flush=True), url=").replace(
+    ", pid=os.getpid()", ""
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_parent_that_is_told_to_end_ends_its_child(tmp_path, number):
+    """Also when its terminal is closed: the child has no part in that."""
+    told = tmp_path / "pid"
+    command = [sys.executable, "-c", PARENT, TELLING]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": os.environ | {"TOLD": str(told)}}
+    with subprocess.Popen(command, **pipes) as parent:
+        assert parent.stdout.readline() == b"ready\n"
+        child = int(told.read_text())
+        assert alive(child)
+        parent.send_signal(number)
+        assert parent.wait(30) == 128 + number
+    assert not alive(child)
