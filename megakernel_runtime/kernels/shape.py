@@ -83,7 +83,7 @@ class KernelShape:
 
     @property
     def span(self) -> int:
-        """Positions of an attention span: one context tile, and more where a context of `max_len` had over 256 spans."""
+        """Positions of a span of attention: one context tile, or more where `max_len` had over 256 spans."""
         tile = 8 * self.warp_tokens
         return max(tile, -(-self.max_len // 256 // tile) * tile)
 
