@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from megakernel_runtime.backends.graphs.load import Device, Parts, cuda_device, make_parts
 from megakernel_runtime.backends.graphs.sizes import choose_capacity, weight_bytes
+from megakernel_runtime.backends.megakernel.accounts import Accounts
 from megakernel_runtime.backends.megakernel.resident import ResidentRunner
 from megakernel_runtime.backends.megakernel.runtime import MegakernelRuntime
 from megakernel_runtime.interface import Capacity, CapacityError, Progress, RuntimeSpec
@@ -99,6 +101,7 @@ def make_megakernel(
         parts.runtime,
         capacity,
         info,
+        Accounts(session, time.monotonic_ns()),
         max_rows=session.memory.shape.rows,
         chunks=chunks,
         step_bytes=session.memory.tape_bytes,

@@ -63,6 +63,7 @@ class MegakernelRuntime:
         graphs: GraphsRuntime,
         capacity: Capacity,
         info: DeviceInfo,
+        accounts: Accounts,
         *,
         max_rows: int,
         chunks: bool,
@@ -93,7 +94,7 @@ class MegakernelRuntime:
         self._last_plan_id = 0
         self._faults = 0
         self._fallbacks: Counter[str] = Counter()
-        self._accounts = Accounts(session, time.monotonic_ns())
+        self._accounts = accounts
         self._closed = False
 
     # ---------------------------------------------------------------- Runtime
