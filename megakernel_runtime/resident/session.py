@@ -65,6 +65,7 @@ class Session:
         self._next_step = 0  # of this launch: the next step record to read
         self._unread: list[Step] = []  # of earlier launches
         self._written = 0
+        self._quit = 0  # how many plans were written when the kernel was told to leave
         self._packets: deque[tuple[int, int]] = deque()  # (plans written up to it, end of its pairs), not known taken
         self._packets_end = 0
         self._packets_free_from = 0
@@ -109,6 +110,8 @@ class Session:
         if clears:
             record[w.CLEARS_AT : w.CLEARS_AT + 2 * len(clears)] = np.asarray(clears, dtype=np.int32).ravel()
         self._written += 1
+        if kind == w.QUIT:
+            self._quit = self._written
         self._packets.append((self._written, self._packets_end))
         self.memory.head[w.WRITTEN] = self._written  # x86 keeps stores in order: the record is seen before its count
         self.wake()
@@ -210,7 +213,8 @@ class Session:
         Raises KernelFault if it left by a fault, RuntimeFault if it does not leave.
         """
         if self.resident:
-            self.write(w.QUIT)
+            if self._quit <= self._taken():  # else it has been told already
+                self.write(w.QUIT)
             end = time.perf_counter() + END_WITHIN_S
             while self.resident:
                 if time.perf_counter() > end:

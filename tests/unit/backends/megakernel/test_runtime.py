@@ -210,3 +210,25 @@ def test_random_lives_give_the_tokens_of_undisturbed_ones(model, actions, faults
     pairs = [*zip(longer, finished, strict=True), *((running[slot], going[slot]) for slot in going)]
     for ours, theirs in pairs:
         assert ours == theirs
+
+
+def test_a_slot_is_given_away_while_its_lease_runs(model):
+    driver, _ = make(model, chunks=True)
+    expected = driver.start(0, (4, 5, 6)).token
+    driver.run(releases=(0,))
+    driver.start(0)
+    driver.submit(decode=(0,), lease_steps=30)
+    admits = (SlotAdmit(0, (4, 5, 6), 3, greedy(), pages=pages_of(0)),)
+    new = driver.submit(releases=(0,), admits=admits, prefill=(PrefillRow(0, 0, 3),))
+    results = driver.finish()
+    assert [t.token for r in results if r.plan_id == new for t in r.tokens] == [expected]
+
+
+def test_plans_without_rows_are_answered_in_their_turn(model):
+    driver, _ = make(model)
+    driver.start(0)
+    driver.submit(decode=(0,), lease_steps=8)
+    empty = driver.submit()
+    *of_lease, last = driver.finish()
+    assert (last.plan_id, last.last, last.n_rows) == (empty, True, 0)
+    assert [r.last for r in of_lease] == [False] * (len(of_lease) - 1) + [True]
